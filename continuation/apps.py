@@ -1,0 +1,15 @@
+"""The gateway as a Django application."""
+
+from django.apps import AppConfig
+
+
+class ContinuationConfig(AppConfig):
+    name = "continuation"
+    verbose_name = "Continuation"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from continuation import checks  # noqa: F401
+        from continuation.streams import leave_request_threads_alone
+
+        leave_request_threads_alone()

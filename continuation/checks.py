@@ -1,0 +1,68 @@
+"""System checks of the gateway. Errors stop the start (`gatewaysite.asgi` runs them), warnings are logged."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+# Variables of the full settings table that this version does not act on yet.
+NOT_YET = (
+    "BUFFER_TOOL_CALLS",
+    "BUFFER_TOOL_CALLS_MAX_BYTES",
+    "CLIENT_STALL_TIMEOUT_SECONDS",
+    "DERENDER_BATCH_CHUNKS",
+    "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS",
+    "METRICS_TOKEN",
+    "REDIS_URL",
+)
+
+
+@register()
+def downstream_is_named(**kwargs: Any) -> Sequence[CheckMessage]:
+    if settings.DOWNSTREAM_URL or settings.GATEWAY_ROLE == "admin":
+        return []
+    return [
+        Error(
+            "DOWNSTREAM_URL is not set.",
+            hint="Set it to the base URL of the routing gateway, for example http://router:8000.",
+            id="continuation.E001",
+        )
+    ]
+
+
+@register()
+def body_limits_are_in_order(**kwargs: Any) -> Sequence[CheckMessage]:
+    if settings.MAX_CONTINUATION_BODY_MB <= settings.MAX_REQUEST_BODY_MB:
+        return []
+    return [
+        Error(
+            f"MAX_CONTINUATION_BODY_MB ({settings.MAX_CONTINUATION_BODY_MB:g}) is above "
+            f"MAX_REQUEST_BODY_MB ({settings.MAX_REQUEST_BODY_MB:g}).",
+            hint="A body above MAX_REQUEST_BODY_MB is refused, so the first must not be larger.",
+            id="continuation.E002",
+        )
+    ]
+
+
+@register()
+def secret_key_is_kept(**kwargs: Any) -> Sequence[CheckMessage]:
+    if not settings.SECRET_KEY_IS_RANDOM or settings.GATEWAY_ROLE == "proxy":
+        return []
+    return [
+        Warning(
+            "SECRET_KEY is not set: a random one is used, so admin logins end with this process.",
+            hint="Set SECRET_KEY, or SECRET_KEY_FILE, to a long random text.",
+            id="continuation.W001",
+        )
+    ]
+
+
+@register()
+def nothing_is_set_in_vain(**kwargs: Any) -> Sequence[CheckMessage]:
+    idle = sorted(name for name in os.environ if name in NOT_YET or name.startswith("RESUME_"))
+    return [
+        Warning(f"{name} is set, but this version does not support it; it has no effect.", id="continuation.W002")
+        for name in idle
+    ]

@@ -1,0 +1,109 @@
+"""The vocabulary of the core: what happened, what to do, what to note. Frozen values, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class Failure(StrEnum):
+    """How a leg died before its finish_reason."""
+
+    IDLE_TIMEOUT = "idle_timeout"  # silence for STALL_IDLE_TIMEOUT_SECONDS
+    DISCONNECT = "disconnect"  # the connection broke
+    EOF = "eof"  # a clean end, or [DONE], without a finish_reason
+    ERROR_EVENT = "error_event"  # an `error` object, `event: error`, `object: "error"`
+    ABORTED = "aborted"  # finish_reason `abort` or `error`
+    MALFORMED = "malformed"  # a data line that is no JSON
+
+
+class Decision(StrEnum):
+    CONTINUE = "continue"  # one leg 2 is sent
+    REFUSE = "refuse"  # no leg 2; the stream fails
+    COMPLETE = "complete"  # no leg 2 needed: the answer is whole
+    NONE = "none"  # nothing was to be decided: the client left a healthy stream
+
+
+class Route(StrEnum):
+    NONE = ""
+    CHAT_CONTINUE = "chat-continue"
+    RENDER_GENERATE = "render-generate"
+
+
+class Case(StrEnum):
+    CONTENT_DONE = "content-done"
+    THINKING_PARTIAL = "thinking-partial"
+    TOOL_CALL_SEEN = "tool-call-seen"
+    EMPTY = "empty"
+
+
+class Outcome(StrEnum):
+    RESCUED = "rescued"  # leg 2 finished the answer
+    COMPLETED = "completed"  # the answer was whole; its ending was lost and has been added
+    FAILED = "failed"  # the client got the failed ending
+    CLIENT_GONE = "client_gone"  # the client left first
+
+
+class Reason(StrEnum):
+    """Why there was no leg 2, or why it did not rescue the stream."""
+
+    NONE = ""
+    TOOL_CALL_SEEN = "tool_call_seen"
+    NO_RECOVERABLE_CONTENT = "no_recoverable_content"
+    CONTINUATION_DISABLED = "continuation_disabled"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    CLIENT_ERROR = "client_error"
+    CLIENT_GONE = "client_gone"
+    MULTIPLE_CHOICES = "multiple_choices"
+    ROUTE_UNAVAILABLE = "route_unavailable"
+    ENDING_LOST = "ending_lost"
+    BEFORE_FIRST_EVENT = "before_first_event"
+    EVENT_TOO_LARGE = "event_too_large"
+    LEG2_UNREACHABLE = "leg2_unreachable"
+    LEG2_REFUSED = "leg2_refused"
+    LEG2_BROKEN = "leg2_broken"
+    LEG2_EMPTY = "leg2_empty"
+    LEG2_RESTARTED = "leg2_restarted"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What the audit keeps of one stream that failed, was continued, or was left by its client.
+
+    Seconds are wall-clock durations; None means that it did not happen or is not known.
+    """
+
+    created_at: datetime
+    request_id: str
+    requested_model: str
+    completion_id: str = ""
+    strategy_id: int | None = None
+    strategy_name: str = ""
+    engine: str = ""
+    failure: str = ""
+    case: str = ""
+    decision: str = ""
+    route: str = ""
+    outcome: str = ""
+    reason: str = ""
+    reasoning_chars: int = 0
+    content_chars: int = 0
+    tokens_recovered: int = 0
+    tokens_exact: bool = False
+    budget_before: int | None = None
+    budget_after: int | None = None
+    idle_seconds: float | None = None
+    seam_gap_seconds: float | None = None
+    leg1_seconds: float | None = None
+    leg2_seconds: float | None = None
+    total_seconds: float | None = None
+    leg2_status: int | None = None
+    leg2_message: str = ""
+    usage_before: dict[str, Any] | None = None
+    usage_after: dict[str, Any] | None = None
+    partial_text: str = ""
+    continued_text: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,130 @@
+"""Environment variables read strictly: a value that is not understood stops the start and is named."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+T = TypeVar("T")
+
+TRUE = {"1", "true", "yes", "on"}
+FALSE = {"0", "false", "no", "off"}
+
+
+class Environment:
+    """Collects every problem, so that one start reports all of them.
+
+    A variable is read from the process environment (`.env` has been merged into it), or from the file
+    that `NAME_FILE` points to.
+    """
+
+    def __init__(self, env: environ.Env) -> None:
+        self._env = env
+        self._problems: list[str] = []
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._read(name, default, lambda raw: raw, "any text")
+
+    def choice(self, name: str, default: str, allowed: Iterable[str]) -> str:
+        """One of `allowed`, compared without case."""
+        words = tuple(allowed)
+        shown = ", ".join(word or "(empty)" for word in words)
+        return self._read(name, default, lambda raw: words[words.index(raw.strip().lower())], f"one of: {shown}")
+
+    def boolean(self, name: str, default: bool) -> bool:
+        return self._read(name, default, _boolean, "true or false (also 1/0, yes/no, on/off)")
+
+    def whole(self, name: str, default: int, least: int = 0) -> int:
+        return self._read(name, default, lambda raw: _at_least(int(raw), least), f"a whole number, {least} or more")
+
+    def seconds(self, name: str, default: float, *, zero: bool = True) -> float:
+        return self._number(name, default, "a number of seconds", zero)
+
+    def number(self, name: str, default: float, *, zero: bool = True) -> float:
+        return self._number(name, default, "a number", zero)
+
+    def url(self, name: str, default: str = "") -> str:
+        """An http(s) base URL without its trailing slash; empty stays empty."""
+        allowed = "an http:// or https:// URL with a host, without query or fragment"
+        return self._read(name, default, _base_url, allowed)
+
+    def words(self, name: str, default: str) -> list[str]:
+        """Comma-separated words, blanks around them dropped."""
+        return self._read(name, default.split(","), lambda raw: [w.strip() for w in raw.split(",") if w.strip()],
+                          "a comma-separated list")
+
+    def prefixes(self, name: str, default: str) -> list[str]:
+        return self._read(name, default.split(","), _prefixes, "* or comma-separated path prefixes that begin with /")
+
+    def database(self, name: str, default: str) -> dict[str, Any]:
+        allowed = "a database URL such as sqlite:///path/file.sqlite3 or postgres://user:password@host/name"
+        parsed = self._read(name, None, self._env.db_url_config, allowed, secret=True)
+        chosen = parsed or self._env.db_url_config(default)
+        if not chosen.get("ENGINE"):
+            self._problems.append(f"{name}: not understood; allowed is {allowed}")
+        return dict(chosen)
+
+    def stop_if_wrong(self) -> None:
+        """Raise ImproperlyConfigured with one line for each wrong variable."""
+        if self._problems:
+            raise ImproperlyConfigured("wrong settings:\n  " + "\n  ".join(self._problems))
+
+    def _number(self, name: str, default: float, what: str, zero: bool) -> float:
+        allowed = f"{what}, 0 or more" if zero else f"{what}, more than 0"
+        return self._read(name, default, lambda raw: _finite(float(raw), zero), allowed)
+
+    def _read(self, name: str, default: T, cast: Callable[[str], T], allowed: str, secret: bool = False) -> T:
+        try:
+            raw = self._env.str(name, default="")
+        except (OSError, ValueError, ImproperlyConfigured) as trouble:
+            self._problems.append(f"{name}_FILE cannot be read: {trouble}")
+            return default
+        raw = raw.rstrip("\r\n")
+        if raw == "":
+            return default
+        try:
+            return cast(raw)
+        except (ValueError, KeyError, TypeError, ImproperlyConfigured):
+            value = "the value given" if secret else repr(raw)
+            self._problems.append(f"{name}: {value} is not allowed; allowed is {allowed}")
+            return default
+
+
+def _boolean(raw: str) -> bool:
+    word = raw.strip().lower()
+    if word not in TRUE | FALSE:
+        raise ValueError(word)
+    return word in TRUE
+
+
+def _at_least(value: int, least: int) -> int:
+    if value < least:
+        raise ValueError(value)
+    return value
+
+
+def _finite(value: float, zero: bool) -> float:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(value)
+    return value
+
+
+def _base_url(raw: str) -> str:
+    parts = urlsplit(raw.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(raw)
+    _ = parts.port  # raises ValueError when it is no number from 0 to 65535
+    if re.search(r"\s", raw.strip()):
+        raise ValueError(raw)
+    return raw.strip().rstrip("/")
+
+
+def _prefixes(raw: str) -> list[str]:
+    words = [word.strip() for word in raw.split(",") if word.strip()]
+    if not words or any(word != "*" and not word.startswith("/") for word in words):
+        raise ValueError(raw)
+    return words

@@ -1,0 +1,132 @@
+"""Settings, all from the environment (`.env` and `NAME_FILE` are read too). The README has the table."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import environ
+
+from gatewaysite.environment import Environment
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+_environ = environ.FileAwareEnv()
+_environ.read_env(BASE_DIR / ".env")
+_env = Environment(_environ)
+
+# -- the gateway ---------------------------------------------------------------------------------
+DOWNSTREAM_URL = _env.url("DOWNSTREAM_URL")
+CONTINUATION_URL = _env.url("CONTINUATION_URL") or DOWNSTREAM_URL
+CONTINUATION_API_KEY = _env.text("CONTINUATION_API_KEY")
+CONTINUATION_MODEL = _env.text("CONTINUATION_MODEL").strip()
+CONTINUATION_ENGINE = _env.choice("CONTINUATION_ENGINE", "", ["", "vllm", "sglang"])
+CONTINUATION_ENABLED = _env.boolean("CONTINUATION_ENABLED", True)
+STALL_IDLE_TIMEOUT_SECONDS = _env.seconds("STALL_IDLE_TIMEOUT_SECONDS", 20, zero=False)
+CONNECT_TIMEOUT_SECONDS = _env.seconds("CONNECT_TIMEOUT_SECONDS", 30, zero=False)
+MAX_CONTINUATION_BODY_MB = _env.number("MAX_CONTINUATION_BODY_MB", 10)
+MAX_REQUEST_BODY_MB = _env.number("MAX_REQUEST_BODY_MB", 100, zero=False)
+DOWNSTREAM_CONNECTION_LIMIT = _env.whole("DOWNSTREAM_CONNECTION_LIMIT", 0)
+CJK_CHARS_PER_TOKEN = _env.number("CJK_CHARS_PER_TOKEN", 1.6, zero=False)
+OTHER_CHARS_PER_TOKEN = _env.number("OTHER_CHARS_PER_TOKEN", 4.0, zero=False)
+PASSTHROUGH_PATHS = _env.prefixes("PASSTHROUGH_PATHS", "*")
+KEEPALIVE_SECONDS = _env.seconds("KEEPALIVE_SECONDS", 0)
+STRATEGY_REFRESH_SECONDS = _env.seconds("STRATEGY_REFRESH_SECONDS", 5, zero=False)
+AUDIT_RETENTION_DAYS = _env.whole("AUDIT_RETENTION_DAYS", 30, least=1)
+AUDIT_STORE_TEXT = _env.boolean("AUDIT_STORE_TEXT", False)
+GATEWAY_ROLE = _env.choice("GATEWAY_ROLE", "all", ["all", "proxy", "admin"])
+
+# -- Django --------------------------------------------------------------------------------------
+DEBUG = _env.boolean("DEBUG", False)
+SECRET_KEY = _env.text("SECRET_KEY")
+SECRET_KEY_IS_RANDOM = not SECRET_KEY
+if SECRET_KEY_IS_RANDOM:
+    SECRET_KEY = secrets.token_urlsafe(50)
+ALLOWED_HOSTS = _env.words("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+CSRF_TRUSTED_ORIGINS = [origin for origin in _env.words("CSRF_TRUSTED_ORIGINS", "") if origin]
+LOG_FORMAT = _env.choice("LOG_FORMAT", "text", ["text", "json"])
+
+
+def _database(config: dict[str, Any]) -> dict[str, Any]:
+    """No connection outlives its request; SQLite waits for locks and lets readers and one writer work together."""
+    config["CONN_MAX_AGE"] = 0
+    if config.get("ENGINE") == "django.db.backends.sqlite3":
+        config["OPTIONS"] = {
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            **config.get("OPTIONS", {}),
+        }
+    return config
+
+
+DATABASES = {"default": _database(_env.database("DATABASE_URL", f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))}
+
+_env.stop_if_wrong()
+
+INSTALLED_APPS = [
+    "daphne",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "channels",
+    "strategies.apps.StrategiesConfig",
+    "continuation.apps.ContinuationConfig",
+]
+# CsrfViewMiddleware is left out: it would cost every proxied request a thread, and the admin's views
+# protect themselves with the decorator. The others act on the site's own pages only.
+MIDDLEWARE = [
+    "gatewaysite.middleware.SiteSecurityMiddleware",
+    "gatewaysite.middleware.SiteSessionMiddleware",
+    "gatewaysite.middleware.SiteCommonMiddleware",
+    "gatewaysite.middleware.SiteAuthenticationMiddleware",
+    "gatewaysite.middleware.SiteMessageMiddleware",
+    "gatewaysite.middleware.SiteXFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "gatewaysite.urls"
+ASGI_APPLICATION = "gatewaysite.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+APPEND_SLASH = False
+# The views have limits of their own, and answer in JSON.
+DATA_UPLOAD_MAX_MEMORY_SIZE = None
+LANGUAGE_CODE = "en"
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "/static/"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+X_FRAME_OPTIONS = "DENY"
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "text": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"},
+        "json": {
+            "()": "pythonjsonlogger.json.JsonFormatter",
+            "format": "%(asctime)s %(levelname)s %(name)s %(message)s",
+        },
+    },
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
+    "root": {"handlers": ["console"], "level": "INFO"},
+    "loggers": {
+        "django": {"handlers": [], "level": "INFO", "propagate": True},
+        "daphne": {"level": "WARNING"},
+    },
+}
