@@ -59,10 +59,16 @@ def secret_key_is_kept(**kwargs: Any) -> Sequence[CheckMessage]:
     ]
 
 
+def _is_idle(name: str) -> bool:
+    return name.removesuffix("_FILE") in NOT_YET or name.startswith("RESUME_")
+
+
 @register()
 def nothing_is_set_in_vain(**kwargs: Any) -> Sequence[CheckMessage]:
-    idle = sorted(name for name in os.environ if name in NOT_YET or name.startswith("RESUME_"))
+    idle = sorted(name for name, value in os.environ.items() if value and _is_idle(name))
     return [
-        Warning(f"{name} is set, but this version does not support it; it has no effect.", id="continuation.W002")
+        Warning(
+            f"{name} is set, but this version does not support it; it has no effect.", id="continuation.W002"
+        )
         for name in idle
     ]

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -33,13 +34,17 @@ class Environment:
         """One of `allowed`, compared without case."""
         words = tuple(allowed)
         shown = ", ".join(word or "(empty)" for word in words)
-        return self._read(name, default, lambda raw: words[words.index(raw.strip().lower())], f"one of: {shown}")
+        return self._read(
+            name, default, lambda raw: words[words.index(raw.strip().lower())], f"one of: {shown}"
+        )
 
     def boolean(self, name: str, default: bool) -> bool:
         return self._read(name, default, _boolean, "true or false (also 1/0, yes/no, on/off)")
 
     def whole(self, name: str, default: int, least: int = 0) -> int:
-        return self._read(name, default, lambda raw: _at_least(int(raw), least), f"a whole number, {least} or more")
+        return self._read(
+            name, default, lambda raw: _at_least(int(raw), least), f"a whole number, {least} or more"
+        )
 
     def seconds(self, name: str, default: float, *, zero: bool = True) -> float:
         return self._number(name, default, "a number of seconds", zero)
@@ -54,19 +59,21 @@ class Environment:
 
     def words(self, name: str, default: str) -> list[str]:
         """Comma-separated words, blanks around them dropped."""
-        return self._read(name, default.split(","), lambda raw: [w.strip() for w in raw.split(",") if w.strip()],
-                          "a comma-separated list")
+        return self._read(
+            name,
+            default.split(","),
+            lambda raw: [w.strip() for w in raw.split(",") if w.strip()],
+            "a comma-separated list",
+        )
 
     def prefixes(self, name: str, default: str) -> list[str]:
-        return self._read(name, default.split(","), _prefixes, "* or comma-separated path prefixes that begin with /")
+        return self._read(
+            name, default.split(","), _prefixes, "* or comma-separated path prefixes that begin with /"
+        )
 
     def database(self, name: str, default: str) -> dict[str, Any]:
         allowed = "a database URL such as sqlite:///path/file.sqlite3 or postgres://user:password@host/name"
-        parsed = self._read(name, None, self._env.db_url_config, allowed, secret=True)
-        chosen = parsed or self._env.db_url_config(default)
-        if not chosen.get("ENGINE"):
-            self._problems.append(f"{name}: not understood; allowed is {allowed}")
-        return dict(chosen)
+        return self._read(name, None, _database, allowed, secret=True) or _database(default)
 
     def stop_if_wrong(self) -> None:
         """Raise ImproperlyConfigured with one line for each wrong variable."""
@@ -79,7 +86,8 @@ class Environment:
 
     def _read(self, name: str, default: T, cast: Callable[[str], T], allowed: str, secret: bool = False) -> T:
         try:
-            raw = self._env.str(name, default="")
+            # Not through `env.str`: it takes a value that begins with $ for the name of another variable.
+            raw = self._env.ENVIRON.get(name, "")
         except (OSError, ValueError, ImproperlyConfigured) as trouble:
             self._problems.append(f"{name}_FILE cannot be read: {trouble}")
             return default
@@ -89,9 +97,27 @@ class Environment:
         try:
             return cast(raw)
         except (ValueError, KeyError, TypeError, ImproperlyConfigured):
-            value = "the value given" if secret else repr(raw)
+            value = "the value given" if secret else repr(_without_login(raw))
             self._problems.append(f"{name}: {value} is not allowed; allowed is {allowed}")
             return default
+
+
+def _without_login(raw: str) -> str:
+    """The value for a message: a URL may carry a user and a password."""
+    return re.sub(r"^(\w+://)?.*@", r"\1***@", raw, flags=re.DOTALL)
+
+
+def _database(raw: str) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        # django-environ guesses with a warning: a host in a SQLite URL is dropped, and the file with it.
+        warnings.simplefilter("error")
+        try:
+            config = environ.Env.db_url_config(raw)
+        except Warning as guess:
+            raise ValueError("not a database URL") from guess
+    if config["ENGINE"] not in environ.Env.DB_SCHEMES.values():
+        raise ValueError(config["ENGINE"])
+    return dict(config)
 
 
 def _boolean(raw: str) -> bool:
@@ -115,7 +141,7 @@ def _finite(value: float, zero: bool) -> float:
 
 def _base_url(raw: str) -> str:
     parts = urlsplit(raw.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in ("http", "https") or not parts.hostname or set("?#") & set(raw):
         raise ValueError(raw)
     _ = parts.port  # raises ValueError when it is no number from 0 to 65535
     if re.search(r"\s", raw.strip()):
