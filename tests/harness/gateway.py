@@ -1,0 +1,197 @@
+"""The gateway as a process under daphne, with its log, its audit rows and its open files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.harness.client import call
+from tests.harness.upstream import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+START_PATIENCE = 60.0  # two cores may be shared by many
+# Set to nothing, so that neither a developer's shell nor a .env file decides a test.
+SETTINGS = (
+    "ALLOWED_HOSTS",
+    "AUDIT_RETENTION_DAYS",
+    "AUDIT_STORE_TEXT",
+    "CJK_CHARS_PER_TOKEN",
+    "CONNECT_TIMEOUT_SECONDS",
+    "CONTINUATION_API_KEY",
+    "CONTINUATION_ENABLED",
+    "CONTINUATION_ENGINE",
+    "CONTINUATION_MODEL",
+    "CONTINUATION_URL",
+    "CSRF_TRUSTED_ORIGINS",
+    "DATABASE_URL",
+    "DEBUG",
+    "DOWNSTREAM_CONNECTION_LIMIT",
+    "DOWNSTREAM_URL",
+    "GATEWAY_ROLE",
+    "KEEPALIVE_SECONDS",
+    "LOG_FORMAT",
+    "MAX_CONTINUATION_BODY_MB",
+    "MAX_REQUEST_BODY_MB",
+    "OTHER_CHARS_PER_TOKEN",
+    "PASSTHROUGH_PATHS",
+    "SECRET_KEY",
+    "STALL_IDLE_TIMEOUT_SECONDS",
+    "STRATEGY_REFRESH_SECONDS",
+)
+# What no run may write into its log, whatever the clients and the upstream do.
+TROUBLE = re.compile(
+    r"Traceback|never retrieved|ignored GeneratorExit|was never awaited|was destroyed but it is pending"
+    r"|ResourceWarning|Unclosed (?:client|connection|response)|Exception ignored|database is locked"
+)
+EVENT_TABLE = "continuation_continuationevent"
+
+
+def environment(settings: Mapping[str, str], database: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not _is_setting(name)}
+    return {
+        **kept,
+        **dict.fromkeys(SETTINGS, ""),
+        "SECRET_KEY": "tests-only",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "default::ResourceWarning",
+        "DATABASE_URL": f"sqlite:///{database}",
+        **settings,
+    }
+
+
+def _is_setting(name: str) -> bool:
+    return name.removesuffix("_FILE") in SETTINGS or name.startswith(("RESUME_", "DJANGO_", "PYTEST_"))
+
+
+def migrated_database(path: Path) -> Path:
+    """A database with every migration applied, to be copied."""
+    command = [sys.executable, "manage.py", "migrate", "--no-input", "-v", "0"]
+    env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, path)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=START_PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class Gateway:
+    """A running gateway. `stop` ends it with SIGTERM, by its own pid, and gives its exit status."""
+
+    def __init__(self, settings: Mapping[str, str], template: Path, directory: Path) -> None:
+        self.settings = dict(settings)
+        self.database = directory / "gateway.sqlite3"
+        self._log_file = directory / "gateway.log"
+        self._seen = 0
+        shutil.copyfile(template, self.database)
+        for _attempt in range(3):  # the port may be taken between its choice and its use
+            if self._start():
+                return
+        raise AssertionError(f"the gateway does not start:\n{self.log}")
+
+    def _start(self) -> bool:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(self.port)]
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "gatewaysite.asgi:application"],
+                cwd=ROOT,
+                env=environment(self.settings, self.database),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.pid = self._process.pid
+        return self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> bool:
+        until = time.monotonic() + START_PATIENCE
+        while time.monotonic() < until:
+            if self._process.poll() is not None:
+                return False
+            try:
+                return call(self.port, "GET", "/health").status == 200
+            except OSError:
+                time.sleep(0.02)
+        self.stop()
+        return False
+
+    # -- looking inside ----------------------------------------------------------------------
+
+    @property
+    def log(self) -> str:
+        return self._log_file.read_text(encoding="utf-8", errors="replace")
+
+    def new_log(self) -> str:
+        """What was logged since the last call."""
+        text = self.log
+        seen, self._seen = self._seen, len(text)
+        return text[seen:]
+
+    def events(self, request_id: str, count: int = 1, timeout: float = PATIENCE) -> list[dict[str, Any]]:
+        """The audit rows of one request, once the background writer has written so many."""
+        until = time.monotonic() + timeout
+        while len(rows := self._rows(request_id)) < count:
+            assert time.monotonic() < until, f"{len(rows)} audit rows of {request_id}, {count} were expected"
+            time.sleep(0.02)
+        return rows
+
+    def event(self, request_id: str) -> dict[str, Any]:
+        """The one audit row of a request."""
+        (row,) = self.events(request_id)
+        return row
+
+    def _rows(self, request_id: str) -> list[dict[str, Any]]:
+        connection = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=5)
+        try:
+            connection.row_factory = sqlite3.Row
+            found = connection.execute(
+                f"SELECT * FROM {EVENT_TABLE} WHERE request_id = ? ORDER BY id", (request_id,)
+            )
+            return [dict(row) for row in found]
+        finally:
+            connection.close()
+
+    def open_files(self) -> list[str]:
+        """What its descriptors point to, from /proc."""
+        names = []
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            try:
+                names.append(os.readlink(descriptor))
+            except FileNotFoundError:
+                continue
+        return names
+
+    def memory_bytes(self) -> int:
+        """Resident memory."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self, timeout: float = 20.0) -> int:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError("the gateway did not end on SIGTERM") from None
