@@ -6,8 +6,11 @@ all enabled strategies; it is compiled once, pinned by each request and swapped 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 
 class Engine(StrEnum):
@@ -84,6 +87,16 @@ class Selection:
     how: str
 
 
+# A name longer than this is no model's name: it is not matched, so that no glob is run over megabytes.
+LONGEST_NAME = 512
+MEMO_SIZE = 1024
+
+_GLOB_CLASS = re.compile(r"\[!?\]?[^\]]*\]")
+
+# How well a row fits: exact before glob, then the number of literal characters.
+Fit = tuple[bool, int]
+
+
 @dataclass(frozen=True, slots=True)
 class StrategyBook:
     """All enabled strategies. `revision` is the database revision that it was compiled from."""
@@ -91,7 +104,86 @@ class StrategyBook:
     strategies: tuple[CompiledStrategy, ...] = ()
     revision: int = 0
     generic: CompiledStrategy = field(default=GENERIC)
+    _memo: dict[tuple[str, str, str], Selection] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def of(cls, strategies: Iterable[CompiledStrategy], revision: int = 0) -> StrategyBook:
+        """A book whose generic strategy is the one named "generic", if there is one."""
+        rows = tuple(strategies)
+        generic = next((row for row in rows if row.name == GENERIC.name), GENERIC)
+        return cls(rows, revision, generic)
 
     def select(self, requested: str, model: str, engine: str) -> Selection:
-        """Choose by the request's `model`, then by CONTINUATION_MODEL (`model`) and CONTINUATION_ENGINE (`engine`)."""
-        raise NotImplementedError
+        """Choose by the request's `model`, then by CONTINUATION_MODEL and CONTINUATION_ENGINE (or "")."""
+        if len(requested) > LONGEST_NAME:
+            return self.by_model(model, engine)
+        key = (requested, model, engine)
+        selection = self._memo.get(key)
+        if selection is None:
+            selection = self._by_served_name(requested, engine) or self.by_model(model, engine)
+            if len(self._memo) >= MEMO_SIZE:
+                self._memo.clear()
+            self._memo[key] = selection
+        return selection
+
+    def by_model(self, model: str, engine: str) -> Selection:
+        """What select() does for a request whose `model` no row serves."""
+        if not model:
+            return Selection(None, "none")
+        matching = [row for row in self.strategies if fit(row.model, model)]
+        steps: tuple[tuple[str, Callable[[CompiledStrategy], bool]], ...] = (
+            ("model_engine", lambda row: row.engine == engine),
+            ("model_any", lambda row: row.engine == Engine.ANY),
+            # Whether a foreign engine has the token route is not known, so it is not tried there.
+            ("other_engine", lambda row: not row.render_generate),
+        )
+        for how, wanted in steps:
+            rows = [row for row in matching if wanted(row)]
+            if rows:
+                return Selection(min(rows, key=lambda row: _rank(fit(row.model, model), row, engine)), how)
+        return Selection(self.generic, "generic")
+
+    def _by_served_name(self, requested: str, engine: str) -> Selection | None:
+        fits = [(_best_fit(row.served_names, requested), row) for row in self.strategies]
+        serving = [(found, row) for found, row in fits if found]
+        if not serving:
+            return None
+        _, best = min(serving, key=lambda pair: _rank(pair[0], pair[1], engine))
+        return Selection(best, "served_name")
+
+
+def fit(pattern: str, name: str) -> Fit | None:
+    """How well a name or glob fits a model's name, or the part after its last "/"; None if it does not.
+
+    Compared without case. The larger of two fits is the more specific.
+    """
+    if len(name) > LONGEST_NAME:
+        return None
+    pattern, name = pattern.lower(), name.lower()
+    candidates = (name, name.rpartition("/")[2])
+    if pattern in candidates:
+        return True, len(pattern)
+    if any(fnmatchcase(candidate, pattern) for candidate in candidates):
+        return False, _literal_characters(pattern)
+    return None
+
+
+def _best_fit(patterns: Iterable[str], name: str) -> Fit | None:
+    return max(filter(None, (fit(pattern, name) for pattern in patterns)), default=None)
+
+
+def _literal_characters(pattern: str) -> int:
+    return len(_GLOB_CLASS.sub("", pattern).replace("*", "").replace("?", ""))
+
+
+def _rank(found: Fit | None, row: CompiledStrategy, engine: str) -> tuple[object, ...]:
+    """Smallest is best: the most specific, then the configured engine, then a fixed order.
+
+    vLLM stands before SGLang because a wrong guess does least harm in that order: SGLang ignores what it
+    does not know of a vLLM message, while vLLM may refuse a message in SGLang's form.
+    """
+    exact, literal = found or (False, 0)
+    engines = (engine, Engine.ANY, Engine.VLLM, Engine.SGLANG)
+    return not exact, -literal, engines.index(row.engine), row.name

@@ -1,0 +1,381 @@
+"""Strategies as rows: validated here, so that admin, fixtures and commands agree, and compiled from here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, ClassVar
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxLengthValidator, RegexValidator
+from django.db import models, router, transaction
+from django.db.models.functions import Lower
+from django.db.models.signals import post_delete, post_save, pre_save
+from django.dispatch import receiver
+from django.utils import timezone
+
+from strategies.types import CompiledStrategy, Engine
+
+LONGEST_TOKEN = 1000
+LONGEST_LIST = 100
+
+_LINE_END = re.compile(r"\r\n?")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_GLOB_CLASS = re.compile(r"\[!?\]?[^\]]*\]")
+
+
+def storable(text: str) -> None:
+    """Raise ValidationError for text that databases and UTF-8 cannot hold."""
+    found = _UNSTORABLE.search(text)
+    if found:
+        what = "a NUL character" if found[0] == "\x00" else f"a lone surrogate (\\u{ord(found[0]):04x})"
+        raise ValidationError(f"{what} at position {found.start()} is not allowed.", code="unstorable")
+
+
+def name_or_glob(text: str) -> None:
+    """Raise ValidationError for what can match no model: an unclosed class, white space at an end."""
+    if text != text.strip():
+        raise ValidationError(
+            f"{text!r} begins or ends with white space; write the name alone.", code="name_or_glob"
+        )
+    if "[" in _GLOB_CLASS.sub("", text):
+        raise ValidationError(
+            f"{text!r} has a [ that is not closed; allowed are names and globs with *, ? and [...].",
+            code="name_or_glob",
+        )
+
+
+class StrategyRevision(models.Model):
+    """One row, counted up in the transaction of every change of a strategy; other processes poll it."""
+
+    THE_ROW: ClassVar[int] = 1
+
+    counter = models.PositiveBigIntegerField(default=0)
+    # Tells a counter that was reset (a flush, a restored backup) from the one that it now equals.
+    changed_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        verbose_name = "strategy revision"
+
+    def __str__(self) -> str:
+        return f"revision {self.counter}"
+
+    @classmethod
+    def bump(cls, using: str) -> None:
+        cls._default_manager.using(using).get_or_create(pk=cls.THE_ROW)
+        row = cls._default_manager.using(using).filter(pk=cls.THE_ROW)
+        row.update(counter=models.F("counter") + 1, changed_at=timezone.now())
+
+
+class StrategyQuerySet(models.QuerySet["Strategy"]):
+    """Bulk changes send no signals, so they validate and count here."""
+
+    def update(self, **kwargs: Any) -> int:
+        with transaction.atomic(using=self.db):
+            changed = super().update(**kwargs)
+            _changed(self.db)
+        return changed
+
+    def bulk_create(self, objs: Iterable[Strategy], *args: Any, **kwargs: Any) -> list[Strategy]:
+        rows = list(objs)
+        for row in rows:
+            row.full_clean()
+        with transaction.atomic(using=self.db):
+            created = super().bulk_create(rows, *args, **kwargs)
+            _changed(self.db)
+        return created
+
+    def bulk_update(
+        self, objs: Iterable[Strategy], fields: Iterable[str], batch_size: int | None = None
+    ) -> int:
+        rows = list(objs)
+        for row in rows:
+            row.full_clean()
+        return super().bulk_update(rows, fields, batch_size)  # it calls update()
+
+    def get_by_natural_key(self, name: str) -> Strategy:
+        return self.get(name=name)
+
+
+def _token_field(label: str, help_text: str, default: str = "") -> models.TextField[str, str]:
+    validators: list[Callable[[Any], None]] = [MaxLengthValidator(LONGEST_TOKEN), storable]
+    return models.TextField(label, blank=True, default=default, validators=validators, help_text=help_text)
+
+
+class Strategy(models.Model):
+    """How a broken answer of one model on one engine is continued."""
+
+    class EngineChoice(models.TextChoices):
+        ANY = "any", "any"
+        VLLM = "vllm", "vLLM"
+        SGLANG = "sglang", "SGLang"
+
+    class ReasoningField(models.TextChoices):
+        REASONING = "reasoning", "reasoning"
+        REASONING_CONTENT = "reasoning_content", "reasoning_content"
+
+    name = models.CharField(
+        max_length=100,
+        unique=True,
+        validators=[
+            RegexValidator(
+                r"^[A-Za-z0-9][A-Za-z0-9._:+-]*\Z",
+                "A name begins with a letter or digit and goes on with letters, digits and . _ : + - only.",
+            )
+        ],
+        help_text="Unique, for example qwen3.6-vllm. The row named generic is used where no other row fits.",
+    )
+    model = models.CharField(
+        max_length=200,
+        validators=[storable, name_or_glob],
+        help_text="The real model, as in CONTINUATION_MODEL: a name, or a glob with *, ? and [...] such as "
+        "qwen3.6*. Compared without case, and also with what follows the last / of names like "
+        "Qwen/Qwen3.6-35B-A3B. The most specific row wins.",
+    )
+    engine = models.CharField(
+        max_length=10,
+        choices=EngineChoice.choices,
+        default=EngineChoice.ANY,
+        help_text="The engine at CONTINUATION_URL that this row is right for. A row for the engine named by "
+        "CONTINUATION_ENGINE is preferred to one for any.",
+    )
+    served_names = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Names or globs that clients send as `model` and that this row serves, whatever "
+        'CONTINUATION_MODEL says. A JSON list of texts, such as ["chat-large", "team-*"].',
+    )
+    enabled = models.BooleanField(default=True, help_text="A row that is not enabled is never chosen.")
+
+    open_token = _token_field(
+        "OPEN", "Comes before the reasoning. White space counts: nothing is stripped.", "<think>"
+    )
+    close_token = _token_field(
+        "CLOSE",
+        "Comes after the reasoning, once content has begun; line breaks that the model writes around it "
+        "are already part of the reasoning and the content.",
+        "</think>",
+    )
+    content_open_token = _token_field(
+        "CONTENT_OPEN",
+        "Comes between CLOSE and the content, for models that open a channel for it. Mostly empty.",
+    )
+    prompt_opens_thinking = models.BooleanField(
+        default=False,
+        help_text="The engine appends the prefix to a generation prompt that already ends with OPEN (SGLang, "
+        "with templates that do so), so OPEN is left out of the prefix.",
+    )
+
+    thinking_key = models.CharField(
+        max_length=64,
+        blank=True,
+        default="thinking",
+        validators=[
+            RegexValidator(
+                r"^[A-Za-z_][A-Za-z0-9_]*\Z",
+                "A thinking key is one word of letters, digits and _ that does not begin with a digit, "
+                "such as enable_thinking, or empty for none.",
+            )
+        ],
+        help_text="The key of chat_template_kwargs that switches thinking off, sent as false once content "
+        "has begun: enable_thinking for Qwen, thinking for Kimi, GLM and DeepSeek. Empty: nothing is sent.",
+    )
+    structured_message = models.BooleanField(
+        default=False,
+        help_text='Send reasoning and content as two fields of the message, {"role", "reasoning", '
+        '"content"}, for templates that rewrite the one-string form. Used once content has begun.',
+    )
+    reasoning_field = models.CharField(
+        max_length=20,
+        choices=ReasoningField.choices,
+        default=ReasoningField.REASONING,
+        help_text="The field of the structured message that holds the reasoning.",
+    )
+    template_trims = models.BooleanField(
+        default=False,
+        help_text="The chat template trims the prefix, so the model writes white space at its end a second "
+        "time; it is then dropped once.",
+    )
+    may_think_again = models.BooleanField(
+        default=False,
+        help_text="The model may go back to thinking after content has begun: such reasoning is kept as "
+        "reasoning. Otherwise it is put right as content.",
+    )
+
+    render_generate = models.BooleanField(
+        "token route",
+        default=False,
+        help_text="Continue with the engine's render, generate and derender endpoints (vLLM with scale-out), "
+        "for models whose renderer ignores continue_final_message.",
+    )
+    token_exact = models.BooleanField(
+        default=False,
+        help_text="Have the engine report token ids while it streams and continue from exactly these (vLLM).",
+    )
+    markers = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Control texts that the token route must not cut in two. A JSON list of texts, such as "
+        '["</think>", "<tool_call>"].',
+    )
+
+    notes = models.TextField(
+        blank=True, validators=[storable], help_text="What is known about this row, and what is not verified."
+    )
+    updated_at = models.DateTimeField("last change", auto_now=True)
+
+    objects = StrategyQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "strategies"
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(
+                Lower("model"),
+                "engine",
+                name="one_strategy_per_model_and_engine",
+                violation_error_message="There is a strategy for this model and engine already.",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        # The row and its revision are committed together. Validation is in pre_save: fixtures pass there too.
+        with transaction.atomic(using=kwargs.get("using") or router.db_for_write(type(self), instance=self)):
+            super().save(*args, **kwargs)
+
+    def natural_key(self) -> tuple[str]:
+        return (self.name,)
+
+    def clean_fields(self, exclude: Collection[str] | None = None) -> None:
+        for token in ("open_token", "close_token", "content_open_token"):
+            text = getattr(self, token)
+            if isinstance(text, str):
+                setattr(self, token, _LINE_END.sub("\n", text))
+        super().clean_fields(exclude=exclude)
+
+    def clean(self) -> None:
+        problems: dict[str, list[ValidationError]] = {}
+        for field, trouble in (*self._contradictions(), *self._wrong_lists()):
+            problems.setdefault(field, []).append(trouble)
+        if problems:
+            raise ValidationError(problems)
+
+    def compile(self) -> CompiledStrategy:
+        """The row as the request path sees it; ValidationError for a row that was written past validation."""
+        self.clean_fields()
+        self.clean()
+        return CompiledStrategy(
+            name=self.name,
+            model=self.model,
+            engine=Engine(self.engine),
+            open=self.open_token,
+            close=self.close_token,
+            content_open=self.content_open_token,
+            prompt_opens_thinking=self.prompt_opens_thinking,
+            thinking_key=self.thinking_key,
+            structured=self.structured_message,
+            reasoning_field=self.reasoning_field,
+            template_trims=self.template_trims,
+            may_think_again=self.may_think_again,
+            render_generate=self.render_generate,
+            token_exact=self.token_exact,
+            markers=tuple(self.markers),
+            served_names=tuple(self.served_names),
+            pk=self.pk,
+        )
+
+    def _contradictions(self) -> list[tuple[str, ValidationError]]:
+        rules = (
+            (
+                "close_token",
+                (self.open_token or self.prompt_opens_thinking) and not self.close_token,
+                "CLOSE is needed where the thinking is opened (by OPEN, or by the prompt), or reasoning and "
+                "content would run together.",
+            ),
+            (
+                "structured_message",
+                self.structured_message and self.prompt_opens_thinking,
+                "A structured message has no opening token to leave out: choose either this or "
+                "'prompt opens thinking'.",
+            ),
+            (
+                "render_generate",
+                self.render_generate and self.engine == Engine.SGLANG,
+                "The token route exists on vLLM only: the engine must be vllm or any, not sglang.",
+            ),
+            (
+                "token_exact",
+                self.token_exact and self.engine == Engine.SGLANG,
+                "SGLang reports no token ids while it streams: the engine must be vllm or any, not sglang.",
+            ),
+        )
+        return [
+            (field, ValidationError(message, code="contradiction"))
+            for field, wrong, message in rules
+            if wrong
+        ]
+
+    def _wrong_lists(self) -> list[tuple[str, ValidationError]]:
+        found = []
+        for field in ("markers", "served_names"):
+            try:
+                _check_list(getattr(self, field), names=field == "served_names")
+            except ValidationError as trouble:
+                found.append((field, trouble))
+        return found
+
+
+def _check_list(value: object, *, names: bool) -> None:
+    if not isinstance(value, list):
+        kind = type(value).__name__
+        raise ValidationError(f'This is no list of texts but {kind}; allowed is a list such as ["a", "b"].')
+    if len(value) > LONGEST_LIST:
+        raise ValidationError(f"{len(value)} entries are too many; {LONGEST_LIST} are allowed.")
+    for position, entry in enumerate(value, start=1):
+        if not isinstance(entry, str) or not entry:
+            raise ValidationError(f"Entry {position} is {entry!r}; each must be a text that is not empty.")
+        if len(entry) > LONGEST_TOKEN:
+            raise ValidationError(
+                f"Entry {position} has {len(entry)} characters; {LONGEST_TOKEN} are allowed."
+            )
+        storable(entry)
+        if names:
+            name_or_glob(entry)
+
+
+def _changed(using: str) -> None:
+    """Count the change up, and have this process see it as soon as it is committed."""
+    from strategies import cache  # it imports this module
+
+    StrategyRevision.bump(using)
+    transaction.on_commit(cache.refresh, using=using)
+
+
+@receiver(pre_save, sender=Strategy)
+def _validate(
+    sender: type[Strategy], instance: Strategy, using: str, raw: bool = False, **kwargs: Any
+) -> None:
+    if raw:
+        # A fixture's row always looks new, and would be refused as the double of the row that it replaces.
+        instance._state.adding = not Strategy.objects.using(using).filter(pk=instance.pk).exists()
+    instance.full_clean()
+
+
+@receiver(post_save, sender=Strategy)
+@receiver(post_delete, sender=Strategy)
+def _count(sender: type[Strategy], using: str, **kwargs: Any) -> None:
+    _changed(using)
+
+
+@receiver(pre_save, sender=StrategyRevision)
+def _never_count_back(
+    sender: type[StrategyRevision], instance: StrategyRevision, using: str, raw: bool = False, **kwargs: Any
+) -> None:
+    """A fixture brings the counter of another database, by which a change could go unseen elsewhere."""
+    if raw:
+        known = StrategyRevision._default_manager.using(using).filter(pk=instance.pk).first()
+        instance.counter = max(instance.counter, known.counter if known else 0) + 1
+        instance.changed_at = timezone.now()
