@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import environ
+import environ  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import environ
+import environ  # type: ignore[import-untyped]
 
 from gatewaysite.environment import Environment
 

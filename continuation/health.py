@@ -1,0 +1,102 @@
+"""Is the process alive (`/health`), and can it do its work (`/ready`)?"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+
+from django.conf import settings
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from strategies import cache
+
+logger = logging.getLogger(__name__)
+
+DATABASE_SECONDS = 2.0
+METHODS = "GET, HEAD"
+
+
+async def health(request: HttpRequest) -> HttpResponse:
+    """200 as long as the process answers; asks nobody."""
+    if request.method not in METHODS.split(", "):
+        return _refusal()
+    return _answer({"status": "ok"})
+
+
+async def ready(request: HttpRequest) -> HttpResponse:
+    """200, or 503 while a check is not ok: `{"status", "checks": {name: state}}`."""
+    if request.method not in METHODS.split(", "):
+        return _refusal()
+    checks = {"strategies": "ok" if cache.is_loaded() else "not loaded"}
+    if settings.GATEWAY_ROLE != "proxy":
+        checks["database"] = await _database()
+    well = all(state == "ok" for state in checks.values())
+    return _answer({"status": "ok" if well else "unavailable", "checks": checks}, 200 if well else 503)
+
+
+async def _database() -> str:
+    question = asyncio.wrap_future(_asked.future())
+    try:
+        # Shielded, because others may be waiting for the same answer.
+        await asyncio.wait_for(asyncio.shield(question), DATABASE_SECONDS)
+    except TimeoutError:
+        return f"no answer within {DATABASE_SECONDS:g} s"
+    except Exception as trouble:
+        logger.warning("the database does not answer: %s", trouble)
+        return "not available"
+    return "ok"
+
+
+class Question:
+    """`SELECT 1`, asked once for all who ask at the same time, in a thread of its own.
+
+    So a database that hangs costs one thread, which keeps no process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: concurrent.futures.Future[None] | None = None
+
+    def future(self) -> concurrent.futures.Future[None]:
+        with self._lock:
+            if self._pending is None or self._pending.done():
+                self._pending = concurrent.futures.Future()
+                threading.Thread(
+                    target=_ask, args=[self._pending], name="ready-database", daemon=True
+                ).start()
+            return self._pending
+
+
+def _ask(future: concurrent.futures.Future[None]) -> None:
+    try:
+        _select_one()
+    except Exception as trouble:
+        future.set_exception(trouble)
+    else:
+        future.set_result(None)
+
+
+def _select_one() -> None:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            cursor.fetchone()
+    finally:
+        connection.close()
+
+
+_asked = Question()
+
+
+def _answer(body: dict[str, object], status: int = 200) -> HttpResponse:
+    return JsonResponse(body, status=status, headers={"Cache-Control": "no-store"})
+
+
+def _refusal() -> HttpResponse:
+    error = {
+        "message": f"Only {METHODS} here.",
+        "type": "invalid_request_error",
+        "code": "method_not_allowed",
+    }
+    return JsonResponse({"error": error}, status=405, headers={"Allow": METHODS})

@@ -1,0 +1,66 @@
+"""The application that an ASGI server loads: `daphne gatewaysite.asgi:application`.
+
+Loading it runs the system checks and begins to load the strategies. Wrong settings stop the start here;
+a database that is away, or not migrated, does not: requests are proxied, and `/ready` tells.
+"""
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+from channels.routing import ProtocolTypeRouter  # type: ignore[import-untyped]
+from django.core import checks
+from django.core.asgi import get_asgi_application
+from django.core.exceptions import ImproperlyConfigured
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
+django_application = get_asgi_application()
+
+# Only now, because these need the application registry.
+from continuation import audit, client  # noqa: E402
+from gatewaysite import websocket  # noqa: E402
+from strategies import cache  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5.0
+
+
+def check_settings() -> None:
+    """Log the warnings of the system checks; raise ImproperlyConfigured that lists the errors."""
+    found = [message for message in checks.run_checks() if not message.is_silenced()]
+    for message in found:
+        if checks.WARNING <= message.level < checks.ERROR:
+            logger.warning("%s", _in_one_line(message))
+    errors = [_in_one_line(message) for message in found if message.level >= checks.ERROR]
+    if errors:
+        raise ImproperlyConfigured("the system checks found errors:\n  " + "\n  ".join(errors))
+
+
+def _in_one_line(message: checks.CheckMessage) -> str:
+    hint = f" Hint: {message.hint}" if message.hint else ""
+    subject = f"{message.obj}: " if message.obj is not None else ""
+    return f"({message.id}) {subject}{message.msg}{hint}"
+
+
+async def lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Startup has happened at import. Shutdown closes downstream connections, then writes the audit."""
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    try:
+        await client.close_shared()
+    except Exception as trouble:
+        logger.exception("the connections to downstream did not close")
+        ending = {"type": "lifespan.shutdown.failed", "message": f"{type(trouble).__name__}: {trouble}"}
+    else:
+        ending = {"type": "lifespan.shutdown.complete"}
+    await asyncio.to_thread(audit.flush, FLUSH_SECONDS)
+    await send(ending)
+
+
+check_settings()
+cache.start()
+application = ProtocolTypeRouter(
+    {"http": django_application, "websocket": websocket.refuse, "lifespan": lifespan}
+)
