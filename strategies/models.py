@@ -216,7 +216,7 @@ class Strategy(models.Model):
         default=list,
         blank=True,
         help_text="Control texts that the token route must not cut in two. A JSON list of texts, such as "
-        '["</think>", "<tool_call>"].',
+        '["[/THINK]", "[TOOL_CALLS]"].',
     )
 
     notes = models.TextField(

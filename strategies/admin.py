@@ -1,0 +1,182 @@
+"""The admin of strategies: white space that can be seen, and a live preview of what goes to the engine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import models
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
+from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.html import format_html, format_html_join
+
+from strategies.models import Strategy, StrategyQuerySet
+from strategies.preview import preview, sample_number, sample_partial
+from strategies.types import CompiledStrategy
+from strategies.visible import visible
+
+if TYPE_CHECKING:
+    StrategyModelAdmin = admin.ModelAdmin[Strategy]
+else:
+    StrategyModelAdmin = admin.ModelAdmin
+
+TOKEN_FIELDS = ("open_token", "close_token", "content_open_token")
+LIST_FIELDS = ("markers", "served_names")
+
+
+class TextListField(forms.JSONField):
+    """A JSON list of texts; nothing at all is the empty list."""
+
+    default_error_messages = {"invalid": 'This is no JSON. Write a list of texts, such as ["a", "b"].'}
+
+    def to_python(self, value: Any) -> Any:
+        return [] if value in self.empty_values else super().to_python(value)
+
+    def prepare_value(self, value: Any) -> Any:
+        shown = super().prepare_value(value)
+        try:
+            shown.encode()
+        except UnicodeEncodeError:  # a lone surrogate that is refused, and shown again
+            return json.dumps(value)
+        return shown
+
+
+@admin.register(Strategy)
+class StrategyAdmin(StrategyModelAdmin):
+    list_display = (
+        "name",
+        "model",
+        "engine",
+        "enabled",
+        "route",
+        "control_tokens",
+        "thinking_key",
+        "updated_at",
+    )
+    list_filter = ("enabled", "engine", "render_generate", "structured_message", "prompt_opens_thinking")
+    search_fields = ("name", "model", "notes")
+    readonly_fields = ("audit_events", "updated_at")
+    actions = ("enable", "disable")
+    save_as = True
+    save_on_top = True
+    fieldsets = (
+        (None, {"fields": ("name", "model", "engine", "served_names", "enabled")}),
+        (
+            "Control tokens",
+            {
+                "fields": (*TOKEN_FIELDS, "prompt_opens_thinking"),
+                "description": "The prefix is OPEN reasoning CLOSE CONTENT_OPEN content; while only "
+                "reasoning has been delivered it is OPEN reasoning. Nothing is stripped from these fields: "
+                "a space or a line break at an end is part of the token.",
+            },
+        ),
+        (
+            "Chat template",
+            {
+                "fields": (
+                    "thinking_key",
+                    "structured_message",
+                    "reasoning_field",
+                    "template_trims",
+                    "may_think_again",
+                )
+            },
+        ),
+        ("Token route", {"fields": ("render_generate", "token_exact", "markers")}),
+        ("Notes", {"fields": ("notes", "audit_events", "updated_at")}),
+    )
+
+    class Media:
+        css = {"all": ("strategies/admin.css",)}
+        js = ("strategies/preview.js",)
+
+    def formfield_for_dbfield(
+        self, db_field: models.Field[Any, Any], request: HttpRequest, **kwargs: Any
+    ) -> Any:
+        if db_field.name in TOKEN_FIELDS:
+            attrs = {"rows": 2, "cols": 60, "spellcheck": "false", "data-white-space": "shown"}
+            return db_field.formfield(strip=False, widget=forms.Textarea(attrs))
+        if db_field.name in LIST_FIELDS:
+            attrs = {"rows": 2, "cols": 60, "spellcheck": "false"}
+            return db_field.formfield(form_class=TextListField, widget=forms.Textarea(attrs))
+        return super().formfield_for_dbfield(db_field, request, **kwargs)
+
+    def get_urls(self) -> list[URLPattern]:
+        # admin_view() checks for staff and for the CSRF token, which no middleware does here.
+        own = path(
+            "preview/", self.admin_site.admin_view(self.preview_view), name="strategies_strategy_preview"
+        )
+        return [own, *super().get_urls()]
+
+    def preview_view(self, request: HttpRequest) -> HttpResponse:
+        """The form as it stands and a sample: what would be sent, or `errors` as {label: [messages]}."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        try:
+            strategy = self._strategy_in_form(request)
+            max_tokens = sample_number(request.POST, "sample_max_tokens", "sample max_tokens")
+            spent = sample_number(request.POST, "sample_spent", "sample tokens already spent")
+        except ValidationError as trouble:
+            return JsonResponse({"errors": trouble.message_dict})
+        return JsonResponse(preview(strategy, sample_partial(request.POST), max_tokens, spent or 0))
+
+    def _strategy_in_form(self, request: HttpRequest) -> CompiledStrategy:
+        pk = request.POST.get("strategy_pk")
+        stored = self.get_object(request, pk) if pk else None
+        if pk and stored is None:
+            raise ValidationError({"strategy": "It has been deleted meanwhile."})
+        editable = self.has_change_permission(request, stored) if stored else self.has_add_permission(request)
+        if editable:
+            form = self.get_form(request, stored, change=stored is not None)(request.POST, instance=stored)
+            if not form.is_valid():
+                raise ValidationError(_by_label(form))
+            return form.instance.compile()
+        if stored is None or not self.has_view_permission(request, stored):
+            raise PermissionDenied
+        return stored.compile()
+
+    @admin.display(description="route", ordering="render_generate")
+    def route(self, row: Strategy) -> str:
+        return "token route" if row.render_generate else "chat-continue"
+
+    @admin.display(description="OPEN / CLOSE / CONTENT_OPEN")
+    def control_tokens(self, row: Strategy) -> str:
+        texts = [getattr(row, field) for field in TOKEN_FIELDS]
+        shown = [(visible(text).rstrip("\n"),) for text in texts if text]
+        return format_html_join(" ", '<code class="strategy-token">{}</code>', shown)
+
+    @admin.display(description="audit events")
+    def audit_events(self, row: Strategy) -> str:
+        url = audit_events_url(row)
+        return format_html('<a href="{}">Streams that this strategy was chosen for</a>', url) if url else "-"
+
+    @admin.action(description="Enable the chosen strategies", permissions=["change"])
+    def enable(self, request: HttpRequest, rows: StrategyQuerySet) -> None:
+        messages.success(request, f"Enabled: {rows.update(enabled=True)}.")
+
+    @admin.action(description="Disable the chosen strategies", permissions=["change"])
+    def disable(self, request: HttpRequest, rows: StrategyQuerySet) -> None:
+        messages.success(request, f"Disabled: {rows.update(enabled=False)}.")
+
+
+def audit_events_url(row: Strategy) -> str | None:
+    """Where the audit shows this strategy's streams; None for a new row, or where there is no audit."""
+    if row.pk is None:
+        return None
+    try:
+        page = reverse("admin:continuation_continuationevent_changelist")
+    except NoReverseMatch:
+        return None
+    return f"{page}?strategy__id__exact={row.pk}"
+
+
+def _by_label(form: forms.ModelForm[Strategy]) -> dict[str, list[str]]:
+    return {
+        str(form.fields[name].label) if name in form.fields else "row": [
+            str(message) for message in messages_
+        ]
+        for name, messages_ in form.errors.items()
+    }
