@@ -10,7 +10,8 @@ from gatewaysite.environment import Environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 _environ = environ.FileAwareEnv()
-_environ.read_env(BASE_DIR / ".env")
+if (BASE_DIR / ".env").is_file():
+    _environ.read_env(BASE_DIR / ".env")
 _env = Environment(_environ)
 
 # -- the gateway ---------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""The one client of the process that talks to downstream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+
+import httpx
+from django.conf import settings
+
+from continuation.http import RawHeaders
+from continuation.transport import AiohttpTransport, Body
+
+_shared: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+
+
+def shared() -> httpx.AsyncClient:
+    """The client of the running event loop; opened at its first use, for no server tells when it starts."""
+    global _shared
+    loop = asyncio.get_running_loop()
+    if _shared is None or _shared[0] is not loop:
+        transport = AiohttpTransport(
+            limit=settings.DOWNSTREAM_CONNECTION_LIMIT, connect_timeout=settings.CONNECT_TIMEOUT_SECONDS
+        )
+        _shared = loop, httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
+    return _shared[1]
+
+
+async def close_shared() -> None:
+    global _shared
+    if _shared is not None and _shared[0] is asyncio.get_running_loop():
+        client, _shared = _shared[1], None
+        await client.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """An answer that has begun: its status and headers as received, and its body still to be read."""
+
+    status: int
+    headers: RawHeaders
+    body: Body
+
+    def header(self, name: bytes) -> str:
+        """The first value of a header, lower-case name; "" if there is none."""
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
+
+    @property
+    def is_event_stream(self) -> bool:
+        return self.header(b"content-type").partition(";")[0].strip().lower() == "text/event-stream"
+
+    @property
+    def is_encoded(self) -> bool:
+        return self.header(b"content-encoding").strip().lower() not in ("", "identity")
+
+
+async def open_upstream(
+    base: str, method: str, target: bytes, headers: RawHeaders, body: bytes | AsyncIterable[bytes] | None
+) -> Upstream:
+    """Send a request and wait for the headers of its answer. Raises httpx.HTTPError.
+
+    `target` is the path and query as the client sent them; `base` may have a path of its own, which comes before.
+    """
+    url = httpx.URL(base)
+    prefix = url.raw_path.rstrip(b"/")
+    request = httpx.Request(
+        method,
+        url.copy_with(raw_path=prefix or b"/"),
+        headers=headers,
+        content=body,
+        extensions={"target": prefix + target},
+    )
+    answer = await shared().send(request, stream=True)
+    return Upstream(answer.status_code, list(answer.headers.raw), answer.extensions["body"])

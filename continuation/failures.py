@@ -1,0 +1,17 @@
+"""Foreign exceptions, translated once: what httpx, aiohttp and the operating system raise, in the gateway's words."""
+
+from __future__ import annotations
+
+import httpx
+
+
+def describe(trouble: BaseException) -> str:
+    """One line for operators: the innermost cause with its type, 200 characters at most."""
+    while trouble.__cause__ is not None:
+        trouble = trouble.__cause__
+    return f"{type(trouble).__name__}: {trouble}".rstrip(": ")[:200]
+
+
+def status_for(trouble: httpx.HTTPError) -> int:
+    """The status of an answer whose request could not be delivered: 504 when connecting took too long, else 502."""
+    return 504 if isinstance(trouble, httpx.TimeoutException) else 502

@@ -1,0 +1,50 @@
+"""Header rules and JSON errors of the HTTP edge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from django.http import HttpResponse
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+def end_to_end(headers: Iterable[tuple[bytes, bytes]], *dropped: bytes) -> RawHeaders:
+    """Without hop-by-hop headers, those that Connection names, and `dropped` (lower-case names)."""
+    kept = [(name, value) for name, value in headers]
+    named = {
+        word.strip().lower()
+        for name, value in kept
+        if name.lower() == b"connection"
+        for word in value.split(b",")
+    }
+    gone = HOP_BY_HOP | named | set(dropped)
+    return [(name, value) for name, value in kept if name.lower() not in gone]
+
+
+def with_headers(headers: RawHeaders, new: Mapping[bytes, bytes]) -> RawHeaders:
+    """`headers` with each of `new` (lower-case names) in place of what was there under that name."""
+    return [(name, value) for name, value in headers if name.lower() not in new] + list(new.items())
+
+
+def json_error(
+    status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    """An error in the form that OpenAI's clients read."""
+    body = json.dumps({"error": {"message": message, "type": kind, "code": code}})
+    return HttpResponse(body, status=status, content_type="application/json", headers=headers)

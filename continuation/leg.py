@@ -1,0 +1,132 @@
+"""What one leg has delivered so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from continuation.chunks import (
+    JSON,
+    REASONING_NAMES,
+    brings_something_new,
+    choices,
+    count,
+    delta_of,
+    finish_of,
+    has_tool_call,
+    index_of,
+    reasoning_of,
+    text_of,
+    usage_of,
+)
+from strategies.types import Partial
+
+
+class Leg:
+    """Reads chunks in order. Only choice 0 makes up the partial; others are noted.
+
+    Text beyond `limit` characters is not kept; `too_large` says so.
+    """
+
+    __slots__ = (
+        "_chars",
+        "_content",
+        "_limit",
+        "_reasoning",
+        "created",
+        "events",
+        "fingerprint",
+        "finish",
+        "id",
+        "last_usage",
+        "model",
+        "other_choices",
+        "reasoning_names",
+        "role_seen",
+        "too_large",
+        "tool_call_seen",
+        "unreadable",
+        "usage_current",
+    )
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chars = 0
+        self.too_large = False
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self.events = 0
+        self.id: Any = None
+        self.created: Any = None
+        self.model: Any = None
+        self.fingerprint: Any = None
+        self.role_seen = False
+        self.reasoning_names: tuple[str, ...] = ()
+        self.finish: str | None = None
+        self.tool_call_seen = False
+        self.other_choices = False
+        self.unreadable = False
+        self.last_usage: JSON | None = None
+        self.usage_current = False
+
+    @property
+    def partial(self) -> Partial:
+        return Partial("".join(self._reasoning), "".join(self._content))
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self._reasoning or self._content)
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self._content)
+
+    @property
+    def has_reasoning(self) -> bool:
+        return bool(self._reasoning)
+
+    def absorb(self, chunk: JSON) -> bool:
+        """Take in one chunk; True if it brought something new."""
+        tokens_before = count(self.last_usage, "completion_tokens") or 0
+        self._identity(chunk)
+        found = choices(chunk)
+        for choice in found:
+            self._choice(choice)
+        usage = usage_of(chunk)
+        if usage is not None:
+            self.last_usage, self.usage_current = usage, True
+        return brings_something_new(chunk, tokens_before)
+
+    def _identity(self, chunk: JSON) -> None:
+        if self.id is None:
+            self.id, self.created, self.model = chunk.get("id"), chunk.get("created"), chunk.get("model")
+        self.fingerprint = self.fingerprint or chunk.get("system_fingerprint")
+
+    def _choice(self, choice: JSON) -> None:
+        if index_of(choice) != 0:
+            self.other_choices = True
+            return
+        delta = delta_of(choice)
+        self.role_seen = self.role_seen or bool(delta.get("role"))
+        self.tool_call_seen = self.tool_call_seen or has_tool_call(delta)
+        self._text(delta)
+        self.finish = self.finish or finish_of(choice)
+
+    def _text(self, delta: JSON) -> None:
+        reasoning, content = reasoning_of(delta), text_of(delta.get("content"))
+        self.unreadable = self.unreadable or isinstance(delta.get("content"), list | dict)
+        if not self.reasoning_names or (reasoning and not self._reasoning):
+            self.reasoning_names = _names(delta) or self.reasoning_names
+        if not (reasoning or content):
+            return
+        self.usage_current = False
+        self._chars += len(reasoning) + len(content)
+        self.too_large = self._chars > self._limit
+        if not self.too_large:
+            self._reasoning += [reasoning] if reasoning else []
+            self._content += [content] if content else []
+
+
+def _names(delta: JSON) -> tuple[str, ...]:
+    """The reasoning fields of a delta: those with text if there are any."""
+    present = tuple(name for name in REASONING_NAMES if name in delta)
+    return tuple(name for name in present if delta[name]) or present

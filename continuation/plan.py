@@ -1,0 +1,121 @@
+"""A chat request is planned: guarded with a strategy, or passed through for a reason. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from continuation.chunks import parse
+from strategies.builders import whole_number
+from strategies.types import CompiledStrategy, StrategyBook
+
+STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
+
+
+class PassReason(StrEnum):
+    """Why a chat request is passed through, in the order in which they are looked for."""
+
+    BODY_TOO_LARGE = "body_too_large"
+    NOT_JSON = "not_json"
+    NOT_STREAM = "not_stream"
+    CLIENT_OPT_OUT = "client_opt_out"
+    CLIENT_CONTINUATION = "client_continuation"
+    STRUCTURED_OUTPUT = "structured_output"
+    MULTIPLE_CHOICES = "multiple_choices"
+    NO_STRATEGY = "no_strategy"
+    CONTENT_ENCODED = "content_encoded"  # found only when the answer arrives: it cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Passthrough:
+    reason: PassReason
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A request whose stream is watched. `request` is the parsed `body`; the strategy stays pinned to it."""
+
+    body: bytes
+    request: Mapping[str, Any]
+    strategy: CompiledStrategy
+
+    @property
+    def model(self) -> str:
+        model = self.request.get("model")
+        return model if isinstance(model, str) else ""
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the client asked for the usage event at the end."""
+        return self._asks("include_usage")
+
+    @property
+    def asks_usage_always(self) -> bool:
+        """Whether the client asked for usage on every chunk."""
+        return self._asks("continuous_usage_stats")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stop = self.request.get("stop")
+        found = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+        return tuple(word for word in found if isinstance(word, str) and word)
+
+    @property
+    def stop_shown(self) -> bool:
+        return bool(self.request.get("include_stop_str_in_output") or self.request.get("no_stop_trim"))
+
+    def _asks(self, option: str) -> bool:
+        options = self.request.get("stream_options")
+        return isinstance(options, dict) and bool(options.get(option))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the operator configured: CONTINUATION_MODEL, CONTINUATION_ENGINE, and the largest body in bytes."""
+
+    model: str
+    engine: str
+    largest_body: int
+
+
+def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Guarded | Passthrough:
+    if len(body) > choice.largest_body:
+        return Passthrough(PassReason.BODY_TOO_LARGE)
+    try:
+        request = parse(body)
+    except ValueError:
+        return Passthrough(PassReason.NOT_JSON)
+    if not isinstance(request, dict):
+        return Passthrough(PassReason.NOT_JSON)
+    if reason := _pass_reason(request, opted_out):
+        return Passthrough(reason)
+    model = request.get("model")
+    strategy = book.select(model if isinstance(model, str) else "", choice.model, choice.engine).strategy
+    return Guarded(body, request, strategy) if strategy else Passthrough(PassReason.NO_STRATEGY)
+
+
+def _pass_reason(request: dict[str, Any], opted_out: bool) -> PassReason | None:
+    if request.get("stream") is not True:
+        return PassReason.NOT_STREAM
+    if opted_out:
+        return PassReason.CLIENT_OPT_OUT
+    if request.get("continue_final_message") or request.get("add_generation_prompt") is False:
+        return PassReason.CLIENT_CONTINUATION
+    if _is_structured(request):
+        return PassReason.STRUCTURED_OUTPUT
+    if (whole_number(request.get("n")) or 1) > 1:
+        return PassReason.MULTIPLE_CHOICES
+    return None
+
+
+def _is_structured(request: dict[str, Any]) -> bool:
+    """A grammar restarts at its root in a continuation, so what it wrote cannot be continued."""
+    shape = request.get("response_format")
+    if isinstance(shape, dict) and shape.get("type") not in (None, "text"):
+        return True
+    return any(
+        value is not None and (key in STRUCTURED_KEYS or key.startswith("guided_"))
+        for key, value in request.items()
+    )

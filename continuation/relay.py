@@ -1,0 +1,196 @@
+"""The one loop that awaits: it performs what the splice asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+
+import httpx
+
+from continuation import audit
+from continuation.client import Upstream
+from continuation.events import Failure
+from continuation.failures import describe
+from continuation.splice import Action, CloseLeg, OpenLeg, Phase, Send, Splice
+from continuation.sse import comment_line
+from continuation.transport import Body
+
+logger = logging.getLogger(__name__)
+
+OpenContinuation = Callable[[bytes], Awaitable[Upstream]]
+KEEPALIVE = comment_line("keepalive")
+# Of a refusal so much is read, in at most so long, to be able to say why.
+REFUSAL_BYTES = 2**16
+REFUSAL_SECONDS = 5.0
+# After [DONE] the engine gets so long to end its answer, so that the connection can be used again.
+ENDING_SECONDS = 0.05
+
+
+class Relay:
+    """Runs one guarded stream to its end.
+
+    keepalive: seconds between comments to the client while nothing else is sent, 0 for none.
+    silence: seconds without a byte of leg 2 after which that is logged, once.
+    """
+
+    def __init__(
+        self,
+        splice: Splice,
+        upstream: Upstream,
+        open_continuation: OpenContinuation,
+        *,
+        keepalive: float,
+        silence: float,
+    ) -> None:
+        self._splice = splice
+        self._body: Body | None = upstream.body
+        self._opening: asyncio.Task[Upstream] | None = None
+        self._open_continuation = open_continuation
+        self._keepalive = keepalive
+        self._silence = silence
+        self._silence_logged = False
+        self._sent_at = self._heard_at = time.monotonic()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        splice = self._splice
+        splice.leg1_opened(time.monotonic())
+        try:
+            while not splice.ended:
+                for action in await self._next_actions():
+                    match action:
+                        case Send(data):
+                            sending = time.monotonic()
+                            yield data
+                            self._sent_at = time.monotonic()
+                            splice.waited_for_client(self._sent_at - sending)
+                        case OpenLeg(body):
+                            self._opening = asyncio.create_task(
+                                self._open(body), name=f"continuation of {splice.request_id}"
+                            )
+                        case CloseLeg():
+                            await self._close_leg()
+        finally:
+            splice.client_gone(time.monotonic())
+            await self._release()
+            if record := splice.record():
+                audit.record(record)
+
+    async def _next_actions(self) -> list[Action]:
+        """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive."""
+        try:
+            return await self._wait()
+        except Exception:
+            logger.exception("request %s: the relay failed", self._splice.request_id)
+            return self._splice.broke(time.monotonic())
+
+    async def _wait(self) -> list[Action]:
+        deadline = self._splice.idle_deadline()
+        wake = self._wake_at(deadline)
+        seconds = None if wake is None else max(0.0, wake - time.monotonic())
+        if self._opening is not None:
+            return await self._wait_for_leg2(self._opening, seconds)
+        assert self._body is not None
+        try:
+            async with asyncio.timeout(seconds):
+                read = await self._body.read()
+        except TimeoutError:
+            return await self._woken(deadline)
+        except httpx.HTTPError as trouble:
+            return self._splice.leg_ended(Failure.DISCONNECT, time.monotonic(), describe(trouble))
+        return self._heard(read)
+
+    def _heard(self, read: bytes) -> list[Action]:
+        now = self._heard_at = time.monotonic()
+        return self._splice.received(read, now) if read else self._splice.leg_ended(Failure.EOF, now)
+
+    def _wake_at(self, deadline: float | None) -> float | None:
+        times = [deadline] if deadline is not None else []
+        if self._keepalive and self._splice.phase is not Phase.UNFRAMED:
+            times.append(self._sent_at + self._keepalive)
+        if self._splice.phase is Phase.LEG2 and not self._silence_logged:
+            times.append(self._heard_at + self._silence)
+        return min(times, default=None)
+
+    async def _woken(self, deadline: float | None) -> list[Action]:
+        """The time has come for something; but if the whole process was held up, bytes may be there by now."""
+        await asyncio.sleep(0)
+        if self._opening is None and self._body is not None:
+            with suppress(httpx.HTTPError):  # the next read tells
+                if read := self._body.read_nowait():
+                    return self._heard(read)
+        now = time.monotonic()
+        self._log_silence(now)
+        if deadline is not None and now >= deadline:
+            return self._splice.idle_expired(now)
+        if self._keepalive and now >= self._sent_at + self._keepalive:
+            return [Send(KEEPALIVE)]
+        return []
+
+    def _log_silence(self, now: float) -> None:
+        silent = self._splice.phase is Phase.LEG2 and now >= self._heard_at + self._silence
+        if silent and not self._silence_logged:
+            self._silence_logged = True
+            logger.warning(
+                "request %s: the continuation has been silent for %.0f s; waiting on",
+                self._splice.request_id,
+                self._silence,
+            )
+
+    async def _open(self, body: bytes) -> Upstream:
+        return await self._open_continuation(body)
+
+    async def _wait_for_leg2(self, opening: asyncio.Task[Upstream], seconds: float | None) -> list[Action]:
+        done, _ = await asyncio.wait({opening}, timeout=seconds)
+        if not done:
+            return await self._woken(None)
+        self._opening = None
+        now = self._heard_at = time.monotonic()
+        try:
+            upstream = opening.result()
+        except httpx.HTTPError as trouble:
+            return self._splice.leg2_unreachable(describe(trouble), now)
+        self._body = upstream.body
+        if upstream.status == 200 and upstream.is_event_stream and not upstream.is_encoded:
+            self._splice.leg2_opened(upstream.status, now)
+            return []
+        refusal = await _beginning(upstream.body)
+        return self._splice.leg2_refused(upstream.status, refusal, time.monotonic())
+
+    async def _close_leg(self) -> None:
+        body, self._body = self._body, None
+        if body is None:
+            return
+        if self._splice.phase is Phase.DONE:
+            await _let_end(body)
+        body.close()
+
+    async def _release(self) -> None:
+        """Nothing of this stream stays open, whatever it was waiting for."""
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            with suppress(asyncio.CancelledError, httpx.HTTPError):
+                (await opening).body.close()
+
+
+async def _beginning(body: Body) -> bytes:
+    """The first part of a refusal; what cannot be read, or not in time, is left out."""
+    read = b""
+    with suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(REFUSAL_SECONDS):
+            while len(read) < REFUSAL_BYTES and (more := await body.read()):
+                read += more
+    return read
+
+
+async def _let_end(body: Body) -> None:
+    with suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(ENDING_SECONDS):
+            while not body.at_end and await body.read():
+                pass

@@ -1,0 +1,144 @@
+"""Leg 2's chunks as the client sees them: leg 1's identity and field names, one role, one usage, the joined text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from continuation.chunks import (
+    JSON,
+    REASONING_NAMES,
+    choices,
+    delta_of,
+    event_of,
+    finish_of,
+    has_tool_call,
+    index_of,
+    reasoning_of,
+    text_of,
+    usage_of,
+)
+from continuation.leg import Leg
+from continuation.seam import Field, Pieces, Seam
+
+# What an engine reports of the continuation's prompt, which is not the client's.
+PROMPT_KEYS = ("prompt_token_ids", "prompt_text", "prompt_logprobs")
+
+
+class Rewriter:
+    """Turns one chunk of leg 2 into the events to be sent, in order."""
+
+    def __init__(self, leg1: Leg, seam: Seam, usage_in_chunk: Callable[[JSON], JSON] | None) -> None:
+        """usage_in_chunk gives the joined usage for a leg-2 usage; None where the client asked for no running usage."""
+        self._leg1 = leg1
+        self._seam = seam
+        self._usage_in_chunk = usage_in_chunk
+        self._role_seen = leg1.role_seen
+        self._names = leg1.reasoning_names
+        self._last: JSON = {}
+        self.reasoning_chars = self.content_chars = 0
+        self.tool_call_seen = False
+        self.finish_sent = False
+
+    @property
+    def text_seen(self) -> bool:
+        return bool(self.reasoning_chars or self.content_chars)
+
+    def chunk(self, chunk: JSON) -> list[bytes]:
+        """Raises RestartDeparted."""
+        chosen = [choice for choice in choices(chunk) if index_of(choice) == 0]
+        return [event for choice in chosen for event in self._choice(self._shell(chunk), choice)]
+
+    def ending(self, finish: str | None) -> list[bytes]:
+        """The text still held at the seam, then a finish_reason of our own if one is given. Raises RestartDeparted."""
+        shown = self._texts(self._last, {}, self._seam.flush())
+        return shown + ([self._finish(finish)] if finish else [])
+
+    def _choice(self, shell: JSON, choice: JSON) -> list[bytes]:
+        self._last = shell
+        delta = delta_of(choice)
+        self._names = self._names or tuple(name for name in REASONING_NAMES if name in delta)
+        told = _told(delta)
+        shown = [piece for field, text in told for piece in self._seam.feed(field, text)]
+        rest = self._rest(delta)
+        finish = finish_of(choice)
+        self.tool_call_seen = self.tool_call_seen or has_tool_call(delta)
+        if finish or has_tool_call(delta):
+            shown += self._seam.flush()
+        if self._seam.stopped_at is not None:
+            return [*self._texts(shell, choice, shown), self._finish("stop")]
+        self.finish_sent = self.finish_sent or finish is not None
+        if shown == told:
+            return self._whole(shell, choice, rest, shown)
+        events = self._texts(shell, choice, shown)
+        if finish or any(rest.values()):
+            events.append(event_of(shell | {"choices": [choice | {"delta": rest}]}))
+        return events
+
+    def _whole(self, shell: JSON, choice: JSON, rest: JSON, shown: Pieces) -> list[bytes]:
+        """The usual case: the chunk as it came, under leg 1's names; none if it tells nothing."""
+        delta = self._counted(shown) | rest
+        if not (
+            any(delta.values()) or finish_of(choice) or choice.get("token_ids") or choice.get("logprobs")
+        ):
+            return []
+        return [event_of(shell | {"choices": [choice | {"delta": delta}]})]
+
+    def _texts(self, shell: JSON, choice: JSON, pieces: Pieces) -> list[bytes]:
+        plain = {"index": 0, **choice, "logprobs": None, "finish_reason": None}
+        plain.pop("token_ids", None)
+        return [
+            event_of(shell | {"choices": [plain | {"delta": self._counted([piece])}]}) for piece in pieces
+        ]
+
+    def _finish(self, finish: str) -> bytes:
+        self.finish_sent = True
+        return event_of(self._last | {"choices": [finish_choice(finish)]})
+
+    def _counted(self, pieces: Pieces) -> JSON:
+        delta: JSON = {}
+        for field, text in pieces:
+            if field is Field.CONTENT:
+                self.content_chars += len(text)
+                delta["content"] = delta.get("content", "") + text
+            else:
+                self.reasoning_chars += len(text)
+                delta |= dict.fromkeys(self._names or REASONING_NAMES[1:], text)
+        return delta
+
+    def _rest(self, delta: JSON) -> JSON:
+        """A delta without its text, and without the role unless leg 1 never gave one."""
+        rest = {
+            key: value for key, value in delta.items() if key not in (*REASONING_NAMES, "content", "role")
+        }
+        if delta.get("role") and not self._role_seen:
+            self._role_seen = True
+            rest["role"] = delta["role"]
+        return rest
+
+    def _shell(self, chunk: JSON) -> JSON:
+        shell = {key: value for key, value in chunk.items() if key not in (*PROMPT_KEYS, "usage", "choices")}
+        shell |= {"id": self._leg1.id, "created": self._leg1.created, "model": self._leg1.model}
+        if self._leg1.fingerprint is not None:
+            shell["system_fingerprint"] = self._leg1.fingerprint
+        usage = usage_of(chunk)
+        if usage is not None and self._usage_in_chunk:
+            shell["usage"] = self._usage_in_chunk(usage)
+        return shell
+
+
+def finish_choice(finish: str) -> JSON:
+    return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
+
+
+def _told(delta: JSON) -> list[tuple[Field, str]]:
+    told = ((Field.REASONING, reasoning_of(delta)), (Field.CONTENT, text_of(delta.get("content"))))
+    return [(field, text) for field, text in told if text]
+
+
+def chunk_like(leg: Leg, **more: Any) -> JSON:
+    """A chunk of our own with the identity of `leg`."""
+    shell = {"id": leg.id, "object": "chat.completion.chunk", "created": leg.created, "model": leg.model}
+    if leg.fingerprint is not None:
+        shell["system_fingerprint"] = leg.fingerprint
+    return shell | more

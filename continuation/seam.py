@@ -1,0 +1,313 @@
+"""The seam: what leg 2 says first is checked, put under the right field, and joined to the partial.
+
+Text is joined exactly as received, but for five things, each a stage below. Text goes through them in this order
+as (field, text) pieces; a stage that cannot tell yet holds pieces back, and `flush` ends the waiting.
+
+    OpeningTag    thinking-partial: a second opening token is not shown
+    Restart       leg 2 tells the answer again from its start: an exact repetition is swallowed
+    ClosingToken  thinking-partial: a closing token inside the text ends the reasoning there, and is not shown
+    TrimmedSpace  white space that the template trimmed and the model wrote again is dropped once
+    StopString    a stop string that begins before the seam and ends after it still ends the answer
+
+Then `Seam` files reasoning that comes after content under content, unless the model may think again.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from strategies.types import CompiledStrategy, Partial
+
+RESTART_CHARS = 40
+# A partial shorter than both is no proof of a restart: words do repeat ("very very").
+RESTART_LEAST_CHARS = 8
+RESTART_LEAST_WORDS = 2
+
+
+class Field(StrEnum):
+    REASONING = "reasoning"
+    CONTENT = "content"
+
+
+Piece = tuple[Field, str]
+Pieces = list[Piece]
+
+
+class Stage(Protocol):
+    """Takes pieces in, gives out what is certain; `flush` gives out the rest."""
+
+    def feed(self, piece: Piece) -> Pieces: ...
+
+    def flush(self) -> Pieces: ...
+
+
+class RestartDeparted(Exception):
+    """Leg 2 told the answer again, and differently."""
+
+
+class OpeningTag:
+    """Swallows one token at the very start, and one line end behind it if `line_end`."""
+
+    def __init__(self, token: str, *, line_end: bool) -> None:
+        self._token = token.strip()
+        self._line_end = line_end
+        self._held: Pieces = []
+
+    def feed(self, piece: Piece) -> Pieces:
+        if not self._token:
+            return [piece]
+        self._held.append(piece)
+        text = "".join(text for _, text in self._held)
+        if not text.startswith(self._token):
+            return [] if self._token.startswith(text) else self._release(self._held)
+        rest = text[len(self._token) :]
+        if not rest and self._line_end:
+            return []
+        return self._release(_pieces(piece[0], rest.removeprefix("\n") if self._line_end else rest))
+
+    def flush(self) -> Pieces:
+        text = "".join(text for _, text in self._held)
+        return self._release([] if text == self._token else self._held)
+
+    def _release(self, pieces: Pieces) -> Pieces:
+        self._held, self._token = [], ""
+        return pieces
+
+
+class Restart:
+    """Compares leg 2 with the start of the partial, as one text over both fields."""
+
+    def __init__(self, partial: Partial) -> None:
+        told = {partial.content, partial.reasoning + partial.content}
+        self._references = [text for text in told if _is_telling(text)]
+        self._held: Pieces = []
+        self._seen = 0
+        self.detected = False
+
+    def feed(self, piece: Piece) -> Pieces:
+        if not self._references:
+            return [piece]
+        field, text = piece
+        self._held.append(piece)
+        start, self._seen = self._seen, self._seen + len(text)
+        alive = [
+            r
+            for r in self._references
+            if _agree(r[start : start + len(text)], text, start + len(text) > len(r))
+        ]
+        if not alive:
+            return self._departed()
+        complete = [r for r in alive if self._seen >= len(r)]
+        if complete:
+            self.detected = True
+            rest = text[len(complete[0]) - start :]
+            return self._release([(field, rest)] if rest else [])
+        self._references = alive
+        self.detected = self.detected or self._seen >= RESTART_CHARS
+        if self.detected:
+            self._held.clear()
+        return []
+
+    def flush(self) -> Pieces:
+        """At the end of leg 2: a repetition that stops short departs from the partial, which went on."""
+        if self.detected and self._references:
+            raise RestartDeparted
+        return self._release(self._held)
+
+    def _departed(self) -> Pieces:
+        if self.detected:
+            raise RestartDeparted
+        return self._release(self._held)
+
+    def _release(self, pieces: Pieces) -> Pieces:
+        self._held, self._references = [], []
+        return pieces
+
+
+def _is_telling(text: str) -> bool:
+    return len(text) >= RESTART_LEAST_CHARS or len(text.split()) >= RESTART_LEAST_WORDS
+
+
+def _agree(expected: str, text: str, longer: bool) -> bool:
+    return text.startswith(expected) if longer else text == expected
+
+
+class ClosingToken:
+    """Splits reasoning at a closing token that the engine left in the text; CONTENT_OPEN behind it goes as well."""
+
+    def __init__(self, close: str, content_open: str) -> None:
+        self._token = close.strip()
+        self._after = OpeningTag(content_open, line_end=False)
+        self._closed = not self._token
+        self._held = ""
+
+    def feed(self, piece: Piece) -> Pieces:
+        field, text = piece
+        if self._closed:
+            return self._after.feed((Field.CONTENT, text)) if self._token else [piece]
+        text, self._held = self._held + text, ""
+        before, found, after = text.partition(self._token)
+        if found:
+            self._closed = True
+            return _pieces(Field.REASONING, before) + (self.feed((Field.CONTENT, after)) if after else [])
+        if field is Field.CONTENT:
+            return self._engine_closed(text, piece)
+        keep = _overlap(text, self._token)
+        self._held = text[len(text) - keep :]
+        return _pieces(field, text[: len(text) - keep])
+
+    def flush(self) -> Pieces:
+        held, self._held = self._held, ""
+        return _pieces(Field.REASONING, held) + self._after.flush()
+
+    def _engine_closed(self, text: str, piece: Piece) -> Pieces:
+        """The engine itself has moved on to content: from here on a token in it is ordinary text."""
+        self._closed, self._token = True, ""
+        return [*_pieces(Field.REASONING, text[: len(text) - len(piece[1])]), piece]
+
+
+class TrimmedSpace:
+    """Drops, once, white space at the start of leg 2 that repeats the white space at the end of the partial."""
+
+    def __init__(self, field: Field, delivered: str) -> None:
+        self._field = field
+        self._tail = delivered[len(delivered.rstrip()) :]
+        self._held = ""
+
+    def feed(self, piece: Piece) -> Pieces:
+        field, text = piece
+        if not self._tail:
+            return [piece]
+        if field is not self._field:
+            return [*self.flush(), piece]
+        self._held += text
+        if not self._held.strip() and len(self._held) < len(self._tail):
+            return []
+        return self.flush()
+
+    def flush(self) -> Pieces:
+        repeated = next(
+            (n for n in range(len(self._tail), 0, -1) if self._held.startswith(self._tail[-n:])), 0
+        )
+        pieces = _pieces(self._field, self._held[repeated:])
+        self._held = self._tail = ""
+        return pieces
+
+
+class StopString:
+    """Ends the answer before a stop string that begins in the partial and ends in leg 2."""
+
+    def __init__(self, field: Field, delivered: str, stops: tuple[str, ...], *, shown: bool) -> None:
+        longest = max(map(len, stops), default=0)
+        self._field = field
+        self._tail = delivered[max(0, len(delivered) - longest + 1) :] if longest else ""
+        self._stops = stops
+        self._shown = shown
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, piece: Piece) -> Pieces:
+        field, text = piece
+        if self.matched is not None:
+            return []
+        if not self._tail:
+            return [piece]
+        if field is not self._field:
+            return [*self.flush(), piece]
+        self._held += text
+        ends = [(end, stop) for stop in self._stops if (end := self._end_of(stop))]
+        if ends:
+            end, self.matched = min(ends)
+            return _pieces(field, self._held[:end] if self._shown else "")
+        return [] if self._may_match() else self.flush()
+
+    def flush(self) -> Pieces:
+        held, self._held, self._tail = self._held, "", ""
+        return _pieces(self._field, held) if self.matched is None else []
+
+    def _end_of(self, stop: str) -> int:
+        """Where, in the held text, a spanning `stop` ends; 0 if there is none."""
+        spanning = (len(stop) - n for n in range(1, len(stop)) if self._tail.endswith(stop[:n]))
+        return next((rest for rest in spanning if self._held.startswith(stop[-rest:])), 0)
+
+    def _may_match(self) -> bool:
+        spanning = (
+            (stop, n) for stop in self._stops for n in range(1, len(stop)) if self._tail.endswith(stop[:n])
+        )
+        return any(stop[n:].startswith(self._held) for stop, n in spanning)
+
+
+class Seam:
+    """All stages in order; `feed` and `flush` return what may be shown."""
+
+    def __init__(
+        self, strategy: CompiledStrategy, partial: Partial, stops: tuple[str, ...], *, stop_shown: bool
+    ) -> None:
+        thinking = not partial.content
+        field, delivered = (
+            (Field.REASONING, partial.reasoning) if thinking else (Field.CONTENT, partial.content)
+        )
+        self._content_begun = not thinking
+        self._may_think_again = strategy.may_think_again
+        self._restart = Restart(partial)
+        self._stop = StopString(field, delivered, stops, shown=stop_shown)
+        self._before_filing: list[Stage] = [
+            OpeningTag(strategy.open if thinking else "", line_end=True),
+            self._restart,
+            ClosingToken(strategy.close if thinking else "", strategy.content_open),
+        ]
+        self._after_filing: list[Stage] = [
+            TrimmedSpace(field, delivered if strategy.template_trims else ""),
+            self._stop,
+        ]
+
+    @property
+    def restarted(self) -> bool:
+        return self._restart.detected
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that ended the answer at the seam."""
+        return self._stop.matched
+
+    def feed(self, field: Field, text: str) -> Pieces:
+        """Raises RestartDeparted."""
+        pieces: Pieces = [(field, text)]
+        for stage in self._before_filing:
+            pieces = [out for piece in pieces for out in stage.feed(piece)]
+        return self._shown(pieces)
+
+    def flush(self) -> Pieces:
+        """Leg 2 says nothing more. Raises RestartDeparted."""
+        pieces: Pieces = []
+        for stage in self._before_filing:
+            pieces = [out for piece in pieces for out in stage.feed(piece)] + stage.flush()
+        pieces = [self._filed(piece) for piece in pieces]
+        for stage in self._after_filing:
+            pieces = [out for piece in pieces for out in stage.feed(piece)] + stage.flush()
+        return pieces
+
+    def _shown(self, pieces: Pieces) -> Pieces:
+        pieces = [self._filed(piece) for piece in pieces]
+        for stage in self._after_filing:
+            pieces = [out for piece in pieces for out in stage.feed(piece)]
+        return pieces
+
+    def _filed(self, piece: Piece) -> Piece:
+        field, text = piece
+        if field is Field.CONTENT:
+            self._content_begun = True
+        elif self._content_begun and not self._may_think_again:
+            return Field.CONTENT, text
+        return piece
+
+
+def _pieces(field: Field, text: str) -> Pieces:
+    return [(field, text)] if text else []
+
+
+def _overlap(text: str, token: str) -> int:
+    """How many characters at the end of `text` may be the start of `token`."""
+    longest = min(len(text), len(token) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(token[:n])), 0)

@@ -1,0 +1,634 @@
+"""The splice: one answer out of at most two legs.
+
+A `Splice` is told what happened - a read arrived, a leg ended, the clock passed the idle deadline, the client left -
+and answers with what is to be done: send bytes, open the second leg, close the current one. It owns no socket and no
+clock: times are seconds of any monotonic clock, passed in. Whatever it is told, the client gets valid events, exactly
+one ending, and nothing twice.
+
+    phase      from                 means
+    PLANNED                         leg 1 is being opened; nothing has been promised to the client
+    LEG1       PLANNED              events are forwarded as received, and read along
+    UNFRAMED   LEG1                 leg 1 cannot be read along any more (an event without end): bytes are forwarded
+    DECIDING   LEG1                 leg 1 has failed; lasts no longer than the decision itself
+    LEG2       DECIDING             the continuation is being opened, or its events are rewritten and forwarded
+    DONE       all but PLANNED      finish_reason and [DONE] have been sent
+    FAILED     all                  the failed ending has been sent, or the client has left
+
+An in-band failure (an error event, an abort, a malformed line, a [DONE] without a finish) is held back until the
+decision: if a leg 2 rescues the answer the client never learns of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum, auto
+from typing import Any
+
+from continuation.chunks import (
+    ABORTS,
+    JSON,
+    choices,
+    count,
+    dump,
+    error_object,
+    event_of,
+    finish_of,
+    index_of,
+    is_client_error,
+    is_error,
+    parse,
+    parse_exact,
+    usage_of,
+)
+from continuation.decision import State, Verdict, decide
+from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
+from continuation.leg import Leg
+from continuation.plan import Guarded
+from continuation.rewrite import Rewriter, chunk_like, finish_choice
+from continuation.seam import RestartDeparted, Seam
+from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
+from continuation.usage import Delivered, Estimator, delivered, has_media, joined_usage
+from continuation.wording import failed_message, first_line
+from strategies.builders import continuation_body, prefix, remaining_budget, without_lone_surrogates
+from strategies.types import Partial
+
+logger = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    PLANNED = auto()
+    LEG1 = auto()
+    UNFRAMED = auto()
+    DECIDING = auto()
+    LEG2 = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.PLANNED: frozenset({Phase.LEG1, Phase.FAILED}),
+    Phase.LEG1: frozenset({Phase.UNFRAMED, Phase.DECIDING, Phase.DONE, Phase.FAILED}),
+    Phase.UNFRAMED: frozenset({Phase.DONE, Phase.FAILED}),
+    Phase.DECIDING: frozenset({Phase.LEG2, Phase.DONE, Phase.FAILED}),
+    Phase.LEG2: frozenset({Phase.DONE, Phase.FAILED}),
+    Phase.DONE: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Bytes for the client: whole events, but in phase UNFRAMED."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLeg:
+    """Send this body to CONTINUATION_URL, then report leg2_opened, leg2_refused or leg2_unreachable."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLeg:
+    """Close the connection of the current leg; nothing more of it is wanted."""
+
+
+Action = Send | OpenLeg | CloseLeg
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the operator configured. Limits in bytes, idle_timeout in seconds."""
+
+    enabled: bool = True
+    idle_timeout: float = 20.0
+    estimator: Estimator = field(default_factory=Estimator)
+    event_limit: int = 32 * 2**20
+    partial_limit: int = 10 * 2**20
+    store_text: bool = False
+
+
+class Splice:
+    def __init__(
+        self, plan: Guarded, options: Options, request_id: str, created_at: datetime, now: float
+    ) -> None:
+        self.plan = plan
+        self.options = options
+        self.request_id = request_id
+        self.phase = Phase.PLANNED
+        self._created_at = created_at
+        self._started = now
+        self._decoder = EventDecoder(options.event_limit)
+        self._leg1 = Leg(options.partial_limit)
+        self._leg2: Leg | None = None
+        self._rewriter: Rewriter | None = None
+        self._seam: Seam | None = None
+        self._partial = Partial()
+        self._before = Delivered(0, 0)
+        self._usage_sent = False
+        self._leg2_usage: JSON | None = None
+        self._failure: Failure | None = None
+        self._failure_detail = ""
+        self._held: Event | None = None
+        self._held_value: Any = None
+        self._verdict: Verdict | None = None
+        self._outcome: Outcome | None = None
+        self._reason = Reason.NONE
+        self._leg2_status: int | None = None
+        self._leg2_message = ""
+        self._progress_at = now  # what the idle clock counts from
+        self._event_at = self._leg1_ended = self._leg2_opened = self._seam_at = None
+        self._ended_at: float | None = None
+
+    _event_at: float | None
+    _leg1_ended: float | None
+    _leg2_opened: float | None
+    _seam_at: float | None
+
+    # -- what happened -----------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+    def leg1_opened(self, now: float) -> None:
+        self._enter(Phase.LEG1)
+        self._progress_at = now
+
+    def idle_deadline(self) -> float | None:
+        """When silence becomes a failure; None while the gateway would go on waiting as if it were not there."""
+        leg = self._leg1
+        if self.phase is not Phase.LEG1 or not self.options.enabled or leg.finish:
+            return None
+        if leg.tool_call_seen or not leg.has_text:
+            return None
+        return self._progress_at + self.options.idle_timeout
+
+    def waited_for_client(self, seconds: float) -> None:
+        """The idle clock stood still for so long."""
+        self._progress_at += seconds
+
+    def received(self, read: bytes, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.LEG1:
+                return self._read_leg1(read, now)
+            case Phase.LEG2:
+                return self._guarded_leg2(lambda: self._read_leg2(read, now), now)
+            case Phase.UNFRAMED:
+                return [Send(read)]
+            case _:
+                return []
+
+    def leg_ended(self, failure: Failure, now: float, detail: str = "") -> list[Action]:
+        """The current leg's bytes are over: EOF for a clean end, DISCONNECT for a broken one."""
+        self._failure_detail = self._failure_detail or detail
+        match self.phase:
+            case Phase.LEG1:
+                return self._leg1_over(failure, now)
+            case Phase.LEG2:
+                return self._guarded_leg2(lambda: self._leg2_over(failure, now, detail), now)
+            case Phase.UNFRAMED:
+                return self._unframed_over(failure, now)
+            case _:
+                return []
+
+    def idle_expired(self, now: float) -> list[Action]:
+        deadline = self.idle_deadline()
+        return self._fail(Failure.IDLE_TIMEOUT, now) if deadline is not None and now >= deadline else []
+
+    def leg2_opened(self, status: int, now: float) -> None:
+        self._leg2_status, self._leg2_opened = status, now
+
+    def leg2_refused(self, status: int, body: bytes, now: float) -> list[Action]:
+        """Any answer that is no event stream."""
+        self._leg2_status, self._leg2_opened = status, now
+        try:
+            message = str(error_object(parse(body)).get("message") or "")
+        except ValueError:
+            message = body.decode("utf-8", "replace")
+        return self._leg2_failed(Reason.LEG2_REFUSED, message, now)
+
+    def leg2_unreachable(self, message: str, now: float) -> list[Action]:
+        return self._leg2_failed(Reason.LEG2_UNREACHABLE, message, now)
+
+    def client_gone(self, now: float) -> None:
+        if not self.ended:
+            self._outcome = Outcome.CLIENT_GONE
+            self._reason = self._reason or Reason.CLIENT_GONE
+            self._end(Phase.FAILED, now)
+
+    def broke(self, now: float) -> list[Action]:
+        """An unexpected exception in the gateway's own code; the caller has logged it."""
+        if self.ended:
+            return []
+        self._failure = self._failure or Failure.DISCONNECT
+        return self._failed(Reason.INTERNAL_ERROR, now)
+
+    # -- leg 1 -------------------------------------------------------------------------------------
+
+    def _read_leg1(self, read: bytes, now: float) -> list[Action]:
+        events = self._decoder.feed(read)
+        forward: list[bytes] = []
+        for position, event in enumerate(events):
+            try:
+                failure, value = self._leg1_event(event, now)
+            except Exception:  # whatever it is, a stream that we cannot read along must not break
+                logger.exception(
+                    "request %s: an event could not be read along; forwarding bytes", self.request_id
+                )
+                return self._unframe([*forward, *(event.raw for event in events[position:])])
+            if failure:
+                return [*_send(forward), *self._fail(failure, now, event, value)]
+            forward.append(event.raw)
+            if self._leg1.finish and event.data == DONE:
+                self._end(Phase.DONE, now)
+                return [*_send(forward), CloseLeg()]
+        if self._decoder.overflowed:
+            logger.warning(
+                "request %s: an event is larger than %d bytes", self.request_id, self.options.event_limit
+            )
+            return self._unframe(forward)
+        return _send(forward)
+
+    def _leg1_event(self, event: Event, now: float) -> tuple[Failure | None, Any]:
+        """The failure that the event is, if it is one, and its JSON value."""
+        if event.data is None:
+            return (Failure.ERROR_EVENT, None) if event.name == "error" else (None, None)
+        if event.data == DONE:
+            return (None if self._leg1.finish else Failure.EOF), None
+        try:
+            value = parse(event.data)
+        except ValueError:
+            return Failure.MALFORMED, None
+        failure = _failure_in(event, value)
+        if failure is None and isinstance(value, dict):
+            self._note(value, now)
+        return failure, value
+
+    def _note(self, chunk: JSON, now: float) -> None:
+        leg = self._leg1
+        first = not leg.events
+        leg.events += 1
+        self._event_at = now
+        if leg.absorb(chunk) or first:
+            self._progress_at = now
+        if leg.last_usage is not None and not choices(chunk):
+            self._usage_sent = True
+
+    def _leg1_over(self, failure: Failure, now: float) -> list[Action]:
+        last = self._decoder.finish()
+        if last is None or (last.data is None and last.name != "error"):
+            return self._fail(failure, now)
+        found, value = self._leg1_event(last, now)
+        if found is Failure.MALFORMED:  # cut inside the event: the cut is the failure
+            return self._fail(failure, now)
+        if found:
+            return self._fail(found, now, last, value)
+        send = Send(closed(last.raw))
+        if self._leg1.finish and last.data == DONE:
+            self._end(Phase.DONE, now)
+            return [send, CloseLeg()]
+        return [send, *self._fail(failure, now)]
+
+    def _unframe(self, forward: Sequence[bytes]) -> list[Action]:
+        self._enter(Phase.UNFRAMED)
+        return _send([*forward, self._decoder.pending])
+
+    def _unframed_over(self, failure: Failure, now: float) -> list[Action]:
+        """What came last is not known: a clean end is taken for one, a broken one is told."""
+        if failure is Failure.EOF:
+            self._end(Phase.DONE, now)
+            return [CloseLeg()]
+        self._failure, self._leg1_ended = failure, now
+        return [Send(b"\n\n"), *self._failed(Reason.EVENT_TOO_LARGE, now)]
+
+    # -- the decision ------------------------------------------------------------------------------
+
+    def _fail(
+        self, failure: Failure, now: float, held: Event | None = None, value: Any = None
+    ) -> list[Action]:
+        self._enter(Phase.DECIDING)
+        self._failure, self._leg1_ended = failure, now
+        self._held, self._held_value = held, value
+        leg = self._leg1
+        self._partial = Partial(*map(without_lone_surrogates, (leg.partial.reasoning, leg.partial.content)))
+        self._before = delivered(
+            leg.last_usage,
+            leg.usage_current,
+            self._partial.reasoning,
+            self._partial.content,
+            self.options.estimator,
+        )
+        if leg.finish:
+            self._verdict = Verdict(Decision.COMPLETE, Reason.ENDING_LOST)
+            return self._completed(None, now)
+        self._verdict = decide(self._state(failure, value))
+        match self._verdict.decision:
+            case Decision.CONTINUE:
+                return self._guarded_leg2(lambda: self._continue(now), now)
+            case Decision.COMPLETE:
+                return self._completed("length", now)
+            case _:
+                return self._failed(self._verdict.reason, now)
+
+    def _state(self, failure: Failure, value: Any) -> State:
+        leg = self._leg1
+        return State(
+            tool_call_seen=leg.tool_call_seen,
+            empty=self._partial.is_empty,
+            unreadable=leg.unreadable,
+            too_large=leg.too_large,
+            other_choices=leg.other_choices,
+            enabled=self.options.enabled,
+            remaining=self._remaining,
+            counts_exact=self._before.exact,
+            client_error=failure is Failure.ERROR_EVENT and is_client_error(value),
+            render_generate=self.plan.strategy.render_generate,
+        )
+
+    @property
+    def _remaining(self) -> int | None:
+        return remaining_budget(self.plan.request, self._before.completion)
+
+    def _continue(self, now: float) -> list[Action]:
+        plan, partial = self.plan, self._partial
+        body = continuation_body(parse_exact(plan.body), plan.strategy, partial, self._before.completion)
+        self._seam = Seam(plan.strategy, partial, plan.stops, stop_shown=plan.stop_shown)
+        self._rewriter = Rewriter(self._leg1, self._seam, self._joined if plan.asks_usage_always else None)
+        self._leg2 = Leg(self.options.partial_limit)
+        self._decoder = EventDecoder(self.options.event_limit)
+        self._enter(Phase.LEG2)
+        return [CloseLeg(), OpenLeg(dump(body))]
+
+    # -- leg 2 -------------------------------------------------------------------------------------
+
+    def _guarded_leg2(self, step: Callable[[], list[Action]], now: float) -> list[Action]:
+        """Continuation code that fails in a way nobody thought of ends the stream as any other failed leg 2."""
+        try:
+            return step()
+        except RestartDeparted:
+            return self._leg2_failed(
+                Reason.LEG2_RESTARTED, "leg 2 told the answer again, and differently", now
+            )
+        except Exception:
+            logger.exception("request %s: the continuation failed inside the gateway", self.request_id)
+            return self._leg2_failed(Reason.INTERNAL_ERROR, "", now)
+
+    def _read_leg2(self, read: bytes, now: float) -> list[Action]:
+        forward: list[bytes] = []
+        for event in self._decoder.feed(read):
+            try:
+                events, ending = self._leg2_event(event, now)
+            except RestartDeparted:
+                message = "leg 2 told the answer again, and differently"
+                return [*_send(forward), *self._leg2_failed(Reason.LEG2_RESTARTED, message, now)]
+            forward += events
+            if ending is not None:
+                return [*_send(forward), *ending]
+        if self._decoder.overflowed:
+            return [*_send(forward), *self._leg2_failed(Reason.LEG2_BROKEN, "an event without end", now)]
+        return _send(forward)
+
+    def _leg2_event(self, event: Event, now: float) -> tuple[list[bytes], list[Action] | None]:
+        """The events to forward, and how the stream ends if it ends here."""
+        if event.data is None and event.name != "error":
+            return [event.raw], None
+        if event.data == DONE:
+            return [], self._leg2_over(Failure.EOF, now, "[DONE] without a finish_reason")
+        try:
+            value = parse(event.data or b"null")
+        except ValueError:
+            return [], self._leg2_over(Failure.MALFORMED, now, "a data line that is no JSON")
+        failure = _failure_in(event, value)
+        if failure:
+            message = str(error_object(value).get("message") or "") if failure is Failure.ERROR_EVENT else ""
+            return [], self._leg2_over(failure, now, message)
+        return self._leg2_chunk(value, now) if isinstance(value, dict) else ([], None)
+
+    def _leg2_chunk(self, chunk: JSON, now: float) -> tuple[list[bytes], list[Action] | None]:
+        assert self._leg2
+        assert self._rewriter
+        assert self._seam
+        if self._rewriter.finish_sent:
+            self._leg2_usage = usage_of(chunk) or self._leg2_usage
+            return [], None
+        self._leg2.absorb(chunk)
+        self._leg2_usage = usage_of(chunk) or self._leg2_usage
+        if self._leg2.finish and self._is_empty_stop():
+            return [], self._leg2_failed(Reason.LEG2_EMPTY, "leg 2 ended without a word", now)
+        events = self._rewriter.chunk(chunk)
+        if self._seam_at is None and self._rewriter.text_seen:
+            self._seam_at = now
+        if self._seam.stopped_at is not None:
+            self._leg2_usage = None  # the engine would have gone on
+            return events, self._leg2_finished(now)
+        return events, None
+
+    def _is_empty_stop(self) -> bool:
+        """A thinking that just ends was not continued; a content may have been complete but for its ending."""
+        leg = self._leg2
+        return leg is not None and not (self._partial.content or leg.has_text or leg.tool_call_seen)
+
+    def _leg2_over(self, failure: Failure, now: float, detail: str) -> list[Action]:
+        """Leg 2's bytes are over, or hold something that ends them."""
+        assert self._rewriter
+        last = self._decoder.finish() if failure in (Failure.EOF, Failure.DISCONNECT) else None
+        if last is not None and last.data is not None and not _is_cut(last):
+            events, ending = self._leg2_event(last, now)
+            return [
+                *_send(events),
+                *(ending if ending is not None else self._leg2_over(failure, now, detail)),
+            ]
+        if self._rewriter.finish_sent:
+            return self._leg2_finished(now)
+        return self._leg2_failed(Reason.LEG2_BROKEN, detail or str(failure), now)
+
+    def _leg2_finished(self, now: float) -> list[Action]:
+        self._outcome = Outcome.RESCUED
+        self._end(Phase.DONE, now)
+        usage = self._final_usage() if self.plan.asks_usage else b""
+        return [Send(usage + DONE_EVENT), CloseLeg()]
+
+    def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
+        self._leg2_message = first_line(message, self._conversation())
+        return self._failed(reason, now)
+
+    def _conversation(self) -> list[str]:
+        """Texts that an engine may repeat in an error, and that must not be kept."""
+        messages = self.plan.request.get("messages")
+        contents = (
+            [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+        )
+        texts = [text for text in contents if isinstance(text, str)]
+        return [
+            prefix(self.plan.strategy, self._partial),
+            self._partial.reasoning,
+            self._partial.content,
+            *texts,
+        ]
+
+    # -- endings -----------------------------------------------------------------------------------
+
+    def _completed(self, finish: str | None, now: float) -> list[Action]:
+        """The answer is whole: add what is missing of its ending."""
+        self._outcome, self._reason = (
+            Outcome.COMPLETED,
+            self._verdict.reason if self._verdict else Reason.NONE,
+        )
+        tail = event_of(chunk_like(self._leg1, choices=[finish_choice(finish)])) if finish else b""
+        if self.plan.asks_usage and not self._usage_sent:
+            tail += self._final_usage()
+        self._end(Phase.DONE, now)
+        return [CloseLeg(), Send(tail + DONE_EVENT)]
+
+    def _failed(self, reason: Reason, now: float) -> list[Action]:
+        self._outcome, self._reason = Outcome.FAILED, reason
+        event = self._error_event(reason)
+        self._end(Phase.FAILED, now)
+        return [CloseLeg(), Send(event)]
+
+    def _error_event(self, reason: Reason) -> bytes:
+        if self._failure is Failure.ERROR_EVENT and self._held is not None:
+            if isinstance(self._held_value, dict) and self._held_value.get("error"):
+                return closed(self._held.raw)
+            return event_of(
+                {"error": {"type": "stream_interrupted", "code": "error_event", **_named(self._held_value)}}
+            )
+        failure = self._failure or Failure.DISCONNECT
+        refused = (
+            self._verdict is not None and self._verdict.decision is Decision.REFUSE and self._leg1.events
+        )
+        error = {
+            "message": failed_message(failure, reason),
+            "type": "stream_interrupted",
+            "code": str(reason if refused or reason is Reason.INTERNAL_ERROR else failure),
+        }
+        return event_of({"error": error})
+
+    def _final_usage(self) -> bytes:
+        return event_of(chunk_like(self._leg1, choices=[], usage=self._joined(self._leg2_counts())))
+
+    def _leg2_counts(self) -> JSON | None:
+        """What leg 2 reported, or an estimate of what it wrote."""
+        if self._leg2 is None or self._leg2_usage is not None:
+            return self._leg2_usage
+        text, estimator = self._leg2.partial, self.options.estimator
+        reasoning = estimator.tokens(text.reasoning)
+        completion = reasoning + estimator.tokens(text.content)
+        return {"completion_tokens": completion, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+
+    def _joined(self, leg2: JSON | None) -> JSON:
+        before = self._before
+        if self._seam is not None and self._seam.restarted:  # leg 2 wrote, and counted, the partial itself
+            before = Delivered(0, 0, prompt=before.prompt)
+        reasons = self._leg2 is not None and self._leg2.has_reasoning
+        return joined_usage(before, leg2, self._prompt_tokens(leg2), reasons, self._leg1.last_usage)
+
+    def _prompt_tokens(self, leg2: JSON | None) -> int:
+        told, estimator = count(leg2, "prompt_tokens"), self.options.estimator
+        if told is not None and has_media(dict(self.plan.request)):
+            return max(0, told - estimator.tokens(prefix(self.plan.strategy, self._partial)))
+        return estimator.prompt_tokens(dict(self.plan.request))
+
+    def _enter(self, phase: Phase) -> None:
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"no way from {self.phase.name} to {phase.name}")
+        self.phase = phase
+
+    def _end(self, phase: Phase, now: float) -> None:
+        self._enter(phase)
+        self._ended_at = now
+
+    # -- the record --------------------------------------------------------------------------------
+
+    def record(self) -> StreamRecord | None:
+        """For the audit, once the splice has ended; None for a stream that needed nothing."""
+        if self._outcome is None:
+            return None
+        leg, verdict = self._leg1, self._verdict
+        partial = self._partial if self._failure else leg.partial
+        before = self._before if self._failure else self._counted_so_far(partial)
+        budget = remaining_budget(self.plan.request, 0)
+        continued = self._leg2 is not None
+        return StreamRecord(
+            created_at=self._created_at,
+            request_id=self.request_id,
+            requested_model=self.plan.model,
+            completion_id=leg.id if isinstance(leg.id, str) else "",
+            strategy_id=self.plan.strategy.pk,
+            strategy_name=self.plan.strategy.name,
+            engine=str(self.plan.strategy.engine),
+            failure=str(self._failure or ""),
+            case=str(Case.TOOL_CALL_SEEN if leg.tool_call_seen else partial.case),
+            decision=str(verdict.decision if verdict else Decision.NONE),
+            route=str(verdict.route if verdict else Route.NONE),
+            outcome=str(self._outcome),
+            reason=str(self._reason),
+            reasoning_chars=len(partial.reasoning),
+            content_chars=len(partial.content),
+            tokens_recovered=before.completion,
+            tokens_exact=before.exact,
+            budget_before=budget,
+            budget_after=budget - before.completion if budget is not None and self._failure else None,
+            idle_seconds=_between(self._event_at, self._leg1_ended),
+            seam_gap_seconds=_between(self._event_at, self._seam_at),
+            leg1_seconds=_between(self._started, self._leg1_ended or self._ended_at),
+            leg2_seconds=_between(self._leg1_ended, self._ended_at) if continued else None,
+            total_seconds=_between(self._started, self._ended_at),
+            leg2_status=self._leg2_status,
+            leg2_message=self._leg2_message,
+            usage_before=leg.last_usage,
+            usage_after=self._joined(self._leg2_counts()) if continued else None,
+            partial_text=partial.reasoning + partial.content if self.options.store_text else "",
+            continued_text=self._continued_text() if self.options.store_text else "",
+            extra={"failure_detail": first_line(self._failure_detail, self._conversation())},
+        )
+
+    def _counted_so_far(self, partial: Partial) -> Delivered:
+        leg = self._leg1
+        return delivered(
+            leg.last_usage, leg.usage_current, partial.reasoning, partial.content, self.options.estimator
+        )
+
+    def _continued_text(self) -> str:
+        text = self._leg2.partial if self._leg2 else Partial()
+        return text.reasoning + text.content
+
+
+def _failure_in(event: Event, value: Any) -> Failure | None:
+    if is_error(event, value):
+        return Failure.ERROR_EVENT
+    if isinstance(value, dict) and any(finish_of(c) in ABORTS for c in choices(value) if index_of(c) == 0):
+        return Failure.ABORTED
+    return None
+
+
+def _is_cut(event: Event) -> bool:
+    if event.data in (DONE, None):
+        return False
+    try:
+        parse(event.data or b"")
+    except ValueError:
+        return True
+    return False
+
+
+def _named(value: Any) -> JSON:
+    """An engine's error in the one form that clients understand; its nulls would hide our type and code."""
+    error = {
+        key: value for key, value in error_object(value).items() if value is not None and key != "object"
+    }
+    return {"message": "the engine reported an error", **error}
+
+
+def _send(events: Sequence[bytes]) -> list[Action]:
+    return [Send(b"".join(events))] if events else []
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)

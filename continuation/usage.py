@@ -1,0 +1,154 @@
+"""Tokens: estimates from text, exact counts where an engine reported them, and the usage of a joined answer."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from continuation.chunks import count, reasoning_tokens
+
+JSON = dict[str, Any]
+# Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.
+_CJK = re.compile(
+    "[\u2e80-\u303f\u3040-\u30ff\u3100-\u31ff\u3200-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff"
+    "\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff]"
+)
+_TEXT_PARTS = ("text", "input_text", "refusal", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """est(text) = ceil(CJK chars / cjk + other chars / other), both in characters per token."""
+
+    cjk: float = 1.6
+    other: float = 4.0
+
+    def tokens(self, text: str) -> int:
+        wide = len(_CJK.findall(text))
+        return math.ceil(round(wide / self.cjk + (len(text) - wide) / self.other, 9))
+
+    def prompt_tokens(self, body: JSON) -> int:
+        """Messages, their tool calls, and the tool schemas of a chat request."""
+        messages = body.get("messages")
+        total = (
+            sum(self._message(m) for m in messages if isinstance(m, dict))
+            if isinstance(messages, list)
+            else 0
+        )
+        tools = body.get("tools")
+        return total + (sum(self.tokens(_json(tool)) for tool in tools) if isinstance(tools, list) else 0)
+
+    def _message(self, message: JSON) -> int:
+        calls = message.get("tool_calls")
+        texts = [
+            *_texts(message.get("content")),
+            *_texts(message.get("reasoning_content") or message.get("reasoning")),
+        ]
+        texts += (
+            [_json(call.get("function")) for call in calls if isinstance(call, dict)]
+            if isinstance(calls, list)
+            else []
+        )
+        return sum(self.tokens(text) for text in texts)
+
+
+def has_media(body: JSON) -> bool:
+    """Whether a message holds an image, audio or video, whose tokens cannot be told from text."""
+    messages = body.get("messages")
+    contents = (
+        [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    )
+    parts = [
+        part
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if isinstance(part, dict)
+    ]
+    return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Tokens of leg 1 that the client has received; `exact` where the engine counted them itself.
+
+    prompt is the exact prompt count or None; reasoning is the part of completion that was reasoning.
+    """
+
+    completion: int
+    reasoning: int
+    exact: bool = False
+    prompt: int | None = None
+
+
+def delivered(
+    usage: JSON | None, current: bool, reasoning: str, content: str, estimator: Estimator
+) -> Delivered:
+    """What leg 1 delivered: counted by the engine where its newest `usage` is `current`, else estimated.
+
+    An estimate is never below what the engine has already reported, so that counts do not go backwards.
+    """
+    told, guess = count(usage, "completion_tokens") or 0, estimator.tokens(reasoning)
+    prompt = count(usage, "prompt_tokens")
+    if not (current and told):
+        return Delivered(max(told, guess + estimator.tokens(content)), guess, prompt=prompt)
+    thought = reasoning_tokens(usage)
+    return Delivered(told, min(guess if thought is None else thought, told), exact=True, prompt=prompt)
+
+
+def joined_usage(
+    before: Delivered, leg2: JSON | None, prompt: int, leg2_reasons: bool, template: JSON | None
+) -> JSON:
+    """The usage of the whole answer.
+
+    leg2 is what leg 2 reported, also in mid-stream; None leaves the delivered part alone. prompt is used where leg 1
+    did not report it. template is a usage of leg 1 whose shape is kept. leg2_reasons: leg 2 delivered reasoning.
+    """
+    usage: JSON = {**(template or {}), **(leg2 or {})}
+    more, thought = count(leg2, "completion_tokens") or 0, reasoning_tokens(leg2) or 0
+    if thought >= more and not leg2_reasons:
+        thought = 0  # SGLang counts all of a continued answer as reasoning
+    usage["prompt_tokens"] = before.prompt if before.prompt is not None else prompt
+    usage["completion_tokens"] = before.completion + more
+    usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    _put_reasoning(usage, min(before.reasoning + thought, usage["completion_tokens"]))
+    _clamp_cached(usage)
+    return usage
+
+
+def _put_reasoning(usage: JSON, tokens: int) -> None:
+    details = usage.get("completion_tokens_details")
+    if "reasoning_tokens" in usage:
+        usage["reasoning_tokens"] = tokens
+    if isinstance(details, dict):
+        usage["completion_tokens_details"] = {**details, "reasoning_tokens": tokens}
+    elif "reasoning_tokens" not in usage and tokens:
+        usage["completion_tokens_details"] = {"reasoning_tokens": tokens}
+
+
+def _clamp_cached(usage: JSON) -> None:
+    """The continuation's cached prefix must not exceed the prompt that the client is told."""
+    details = usage.get("prompt_tokens_details")
+    cached = count(details, "cached_tokens") if isinstance(details, dict) else None
+    if isinstance(details, dict) and cached is not None:
+        usage["prompt_tokens_details"] = {
+            **details,
+            "cached_tokens": max(0, min(cached, usage["prompt_tokens"] - 1)),
+        }
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, list):
+        return [
+            part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
+        ]
+    return []
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,235 @@
+"""The HTTP edge: a chat request is planned and guarded; everything else is passed through."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime
+
+import httpx
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from continuation import audit
+from continuation.client import Upstream, open_upstream
+from continuation.failures import describe, status_for
+from continuation.http import RawHeaders, end_to_end, json_error, with_headers
+from continuation.plan import Choice, Guarded, PassReason, Passthrough, plan
+from continuation.relay import Relay
+from continuation.splice import Options, Splice
+from continuation.streams import RelayResponse
+from continuation.usage import Estimator
+from strategies import cache
+
+logger = logging.getLogger(__name__)
+
+MB = 2**20
+PIECE_BYTES = 2**16
+# A body above this is parsed in a thread: it would hold up the other streams.
+PARSE_INLINE_BYTES = 2**18
+
+
+async def chat_completions(request: HttpRequest) -> HttpResponseBase:
+    if request.method != "POST":
+        return await proxy(request)
+    size = _body_size(request)
+    if size > settings.MAX_REQUEST_BODY_MB * MB:
+        return _too_large(request)
+    choice = Choice(
+        settings.CONTINUATION_MODEL, settings.CONTINUATION_ENGINE, int(settings.MAX_CONTINUATION_BODY_MB * MB)
+    )
+    if size > choice.largest_body:
+        return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
+    body = request.read()
+    opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
+    arguments = (body, opted_out, cache.current(), choice)
+    planned = await asyncio.to_thread(plan, *arguments) if size > PARSE_INLINE_BYTES else plan(*arguments)
+    if isinstance(planned, Passthrough):
+        return await _pass_through(request, planned, body)
+    return await _guard(request, planned)
+
+
+async def proxy(request: HttpRequest) -> HttpResponseBase:
+    """Any other path or method."""
+    if not _is_passed_through(request.path):
+        return not_found(request)
+    if _body_size(request) > settings.MAX_REQUEST_BODY_MB * MB:
+        return _too_large(request)
+    return await _pass_through(request)
+
+
+def not_found(request: HttpRequest) -> HttpResponse:
+    message = f"There is nothing at {request.method} {request.path}."
+    return json_error(
+        404, message, "invalid_request_error", "not_found", {"X-Request-Id": request_id(request)}
+    )
+
+
+def request_id(request: HttpRequest) -> str:
+    """The client's X-Request-Id, or a new one that stays with the request."""
+    found: str = request.META.setdefault("HTTP_X_REQUEST_ID", uuid.uuid4().hex)
+    return found
+
+
+def _is_passed_through(path: str) -> bool:
+    if settings.GATEWAY_ROLE == "admin":
+        return False
+    return any(prefix == "*" or path.startswith(prefix) for prefix in settings.PASSTHROUGH_PATHS)
+
+
+async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
+    splice = Splice(planned, _options(), request_id(request), datetime.now(UTC), time.monotonic())
+    headers = with_headers(_request_headers(request), {b"accept-encoding": b"identity"})
+    try:
+        upstream = await open_upstream(
+            settings.DOWNSTREAM_URL, "POST", _target(request), headers, planned.body
+        )
+    except httpx.HTTPError as trouble:
+        return _undelivered(request, trouble, "guarded")
+    except asyncio.CancelledError:
+        splice.client_gone(time.monotonic())
+        if record := splice.record():
+            audit.record(record)
+        raise
+    if upstream.status != 200 or not upstream.is_event_stream:
+        return _as_it_is(request, upstream, "guarded")
+    if upstream.is_encoded:
+        return _as_it_is(request, upstream, _passed(PassReason.CONTENT_ENCODED))
+
+    async def open_continuation(body: bytes) -> Upstream:
+        continued = _continuation_headers(request)
+        return await open_upstream(settings.CONTINUATION_URL, "POST", _target(request), continued, body)
+
+    relay = Relay(
+        splice,
+        upstream,
+        open_continuation,
+        keepalive=settings.KEEPALIVE_SECONDS,
+        silence=settings.STALL_IDLE_TIMEOUT_SECONDS,
+    )
+    stream_headers = with_headers(
+        _answer_headers(request, upstream, "guarded", b"content-length"),
+        {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"},
+    )
+    return RelayResponse(relay.pieces(), upstream.status, stream_headers)
+
+
+async def _pass_through(
+    request: HttpRequest, planned: Passthrough | None = None, body: bytes | None = None
+) -> HttpResponseBase:
+    note = _passed(planned.reason) if planned else ""
+    headers = _request_headers(request)
+    has_body = any(name.lower() == b"content-length" for name, _ in headers) or _body_size(request)
+    content = (body if body is not None else _body_pieces(request)) if has_body else None
+    try:
+        upstream = await open_upstream(
+            settings.DOWNSTREAM_URL, request.method or "GET", _target(request), headers, content
+        )
+    except httpx.HTTPError as trouble:
+        return _undelivered(request, trouble, note)
+    return _as_it_is(request, upstream, note)
+
+
+def _as_it_is(request: HttpRequest, upstream: Upstream, note: str) -> HttpResponseBase:
+    headers = _answer_headers(request, upstream, note)
+    return RelayResponse(_untouched(upstream, request_id(request)), upstream.status, headers)
+
+
+async def _untouched(upstream: Upstream, name: str) -> AsyncGenerator[bytes, None]:
+    try:
+        while read := await upstream.body.read():
+            yield read
+    except httpx.HTTPError as trouble:
+        # Raising now would harm the server, which has begun the answer.
+        logger.warning("request %s: a passed-through answer broke off: %s", name, describe(trouble))
+    finally:
+        upstream.body.close()
+
+
+def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> HttpResponse:
+    status = status_for(trouble)
+    code = "downstream_timeout" if status == 504 else "downstream_unreachable"
+    logger.warning("request %s: %s: %s", request_id(request), code, describe(trouble))
+    message = (
+        "The downstream server did not accept the connection in time."
+        if status == 504
+        else ("The downstream server could not be reached, or closed the connection before it answered.")
+    )
+    headers = {"X-Request-Id": request_id(request)} | ({"X-Continuation": note} if note else {})
+    return json_error(status, message, "upstream_error", code, headers)
+
+
+def _too_large(request: HttpRequest) -> HttpResponse:
+    message = f"The request body is larger than {settings.MAX_REQUEST_BODY_MB:g} MB."
+    headers = {"X-Request-Id": request_id(request)}
+    return json_error(413, message, "invalid_request_error", "request_too_large", headers)
+
+
+def _passed(reason: PassReason) -> str:
+    return f"passthrough; reason={reason}"
+
+
+def _options() -> Options:
+    return Options(
+        enabled=settings.CONTINUATION_ENABLED,
+        idle_timeout=settings.STALL_IDLE_TIMEOUT_SECONDS,
+        estimator=Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
+        partial_limit=max(1, int(settings.MAX_CONTINUATION_BODY_MB * MB)),
+        store_text=settings.AUDIT_STORE_TEXT,
+    )
+
+
+def _target(request: HttpRequest) -> bytes:
+    """Path and query exactly as the client sent them."""
+    scope = getattr(request, "scope", {})
+    path: bytes = scope.get("raw_path") or request.path.encode()
+    query: bytes = scope.get("query_string", b"")
+    return path + (b"?" + query if query else b"")
+
+
+def _request_headers(request: HttpRequest) -> RawHeaders:
+    """As the client sent them. Host is downstream's own; the server has already answered any Expect."""
+    return end_to_end(getattr(request, "scope", {}).get("headers", []), b"host", b"expect")
+
+
+def _continuation_headers(request: HttpRequest) -> RawHeaders:
+    """The engine may still hold leg 1 under the client's request id, so leg 2 has one of its own."""
+    new = {
+        b"accept-encoding": b"identity",
+        b"content-type": b"application/json",
+        b"x-request-id": f"{request_id(request)}-leg2".encode("latin-1", "replace"),
+    }
+    if settings.CONTINUATION_API_KEY:
+        new[b"authorization"] = b"Bearer " + settings.CONTINUATION_API_KEY.encode()
+    headers = [
+        (name, value) for name, value in _request_headers(request) if name.lower() != b"content-length"
+    ]
+    return with_headers(headers, new)
+
+
+def _answer_headers(request: HttpRequest, upstream: Upstream, note: str, *dropped: bytes) -> RawHeaders:
+    headers = end_to_end(upstream.headers, *dropped)
+    if not upstream.header(b"x-request-id"):
+        headers.append((b"x-request-id", request_id(request).encode("latin-1", "replace")))
+    return with_headers(headers, {b"x-continuation": note.encode()}) if note else headers
+
+
+def _body_size(request: HttpRequest) -> int:
+    """Bytes of the body, which the server has received whole; Django keeps a large one on disk."""
+    stream = request._stream
+    if not hasattr(stream, "seek"):
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    at = stream.tell()
+    size: int = stream.seek(0, os.SEEK_END)
+    stream.seek(at)
+    return size
+
+
+async def _body_pieces(request: HttpRequest) -> AsyncIterator[bytes]:
+    while piece := request.read(PIECE_BYTES):
+        yield piece
