@@ -144,8 +144,9 @@ class StrategyAdmin(StrategyModelAdmin):
 
     @admin.display(description="OPEN / CLOSE / CONTENT_OPEN")
     def control_tokens(self, row: Strategy) -> str:
-        texts = [getattr(row, field) for field in TOKEN_FIELDS]
-        shown = [(visible(text).rstrip("\n"),) for text in texts if text]
+        shown = [(visible(getattr(row, field)).rstrip("\n") or "(empty)",) for field in TOKEN_FIELDS]
+        if not row.content_open_token:
+            shown.pop()
         return format_html_join(" ", '<code class="strategy-token">{}</code>', shown)
 
     @admin.display(description="audit events")
