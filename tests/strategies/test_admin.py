@@ -237,7 +237,12 @@ def test_the_change_form_brings_its_script_and_its_panel(admin_client):
     assert 'data-pk=""' in admin_client.get(ADD).content.decode()
 
 
-def test_without_an_audit_there_is_no_link_to_it():
+class UrlsWithoutAudit:
+    urlpatterns: list[object] = []
+
+
+def test_without_an_audit_there_is_no_link_to_it(settings):
+    settings.ROOT_URLCONF = UrlsWithoutAudit
     assert audit_events_url(Strategy.objects.get(name="generic")) is None
 
 
