@@ -117,7 +117,8 @@ class Rewriter:
         return rest
 
     def _shell(self, chunk: JSON) -> JSON:
-        shell = {key: value for key, value in chunk.items() if key not in (*PROMPT_KEYS, "usage", "choices")}
+        dropped = (*PROMPT_KEYS, "usage", "choices", "system_fingerprint")
+        shell = {key: value for key, value in chunk.items() if key not in dropped}
         shell |= {"id": self._leg1.id, "created": self._leg1.created, "model": self._leg1.model}
         if self._leg1.fingerprint is not None:
             shell["system_fingerprint"] = self._leg1.fingerprint

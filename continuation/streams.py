@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -28,6 +29,7 @@ class RelayResponse(StreamingHttpResponse):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async with aclosing(self._pieces) as pieces:
+            yield b""  # some servers send the headers only with the first piece
             async for piece in pieces:
                 yield piece
 
@@ -42,3 +44,31 @@ def leave_request_threads_alone() -> None:
     stream. They have nothing to do here: no connection outlives its request (CONN_MAX_AGE is 0)."""
     request_started.disconnect(close_old_connections)
     request_started.disconnect(reset_queries)
+
+
+# In the scope of a request: a function that closes the client's connection once what was sent has left.
+CLOSE_CONNECTION = "gateway.close_connection"
+CLOSING_SECONDS = 5.0
+
+
+class AnswerBrokenOff(Exception):
+    """The rest of an answer is not to be had; servers break the client's connection off when they get this."""
+
+
+async def break_off(scope: Mapping[str, Any]) -> None:
+    """End an answer that has begun so that the client sees it is not whole: no terminating chunk."""
+    close = scope.get("extensions", {}).get(CLOSE_CONNECTION)
+    if close is None:
+        raise AnswerBrokenOff
+    close()
+    await asyncio.sleep(
+        CLOSING_SECONDS
+    )  # the disconnect ends this; returning sooner would end the answer properly
+
+
+def daphne_closer(send: object) -> Callable[[], None] | None:
+    """For CLOSE_CONNECTION under daphne, which must not get an exception once an answer has begun: its periodic
+    housekeeping would stop. Its `send` is bound to the request whose connection it is; None under other servers."""
+    bound = getattr(send, "args", ())
+    channel = getattr(bound[0], "channel", None) if bound else None
+    return getattr(channel, "loseConnection", None)

@@ -83,9 +83,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             answer = await self._open_session().request(
                 request.method,
                 _url(request),
-                headers=[
-                    (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw
-                ],
+                headers=[(name.decode("ascii"), _text(value)) for name, value in _sendable(request)],
                 data=_data(request),
                 allow_redirects=False,
             )
@@ -128,8 +126,20 @@ def _data(request: httpx.Request) -> bytes | AsyncIterator[bytes] | None:
     try:
         return request.content or None
     except httpx.RequestNotRead:
-        request.headers.pop("Transfer-Encoding", None)  # aiohttp frames the body itself
         return _pieces(request)
+
+
+def _sendable(request: httpx.Request) -> list[tuple[bytes, bytes]]:
+    """aiohttp frames the body itself."""
+    return [(name, value) for name, value in request.headers.raw if name.lower() != b"transfer-encoding"]
+
+
+def _text(value: bytes) -> str:
+    """aiohttp writes header values as UTF-8, so bytes that are UTF-8 arrive as they were."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 async def _pieces(request: httpx.Request) -> AsyncIterator[bytes]:

@@ -22,7 +22,7 @@ from continuation.http import RawHeaders, end_to_end, json_error, with_headers
 from continuation.plan import Choice, Guarded, PassReason, Passthrough, plan
 from continuation.relay import Relay
 from continuation.splice import Options, Splice
-from continuation.streams import RelayResponse
+from continuation.streams import RelayResponse, break_off
 from continuation.usage import Estimator
 from strategies import cache
 
@@ -137,16 +137,18 @@ async def _pass_through(
 
 def _as_it_is(request: HttpRequest, upstream: Upstream, note: str) -> HttpResponseBase:
     headers = _answer_headers(request, upstream, note)
-    return RelayResponse(_untouched(upstream, request_id(request)), upstream.status, headers)
+    return RelayResponse(_untouched(request, upstream), upstream.status, headers)
 
 
-async def _untouched(upstream: Upstream, name: str) -> AsyncGenerator[bytes, None]:
+async def _untouched(request: HttpRequest, upstream: Upstream) -> AsyncGenerator[bytes, None]:
     try:
         while read := await upstream.body.read():
             yield read
     except httpx.HTTPError as trouble:
-        # Raising now would harm the server, which has begun the answer.
-        logger.warning("request %s: a passed-through answer broke off: %s", name, describe(trouble))
+        logger.warning(
+            "request %s: a passed-through answer broke off: %s", request_id(request), describe(trouble)
+        )
+        await break_off(getattr(request, "scope", {}))
     finally:
         upstream.body.close()
 
@@ -213,10 +215,10 @@ def _continuation_headers(request: HttpRequest) -> RawHeaders:
 
 
 def _answer_headers(request: HttpRequest, upstream: Upstream, note: str, *dropped: bytes) -> RawHeaders:
-    headers = end_to_end(upstream.headers, *dropped)
-    if not upstream.header(b"x-request-id"):
-        headers.append((b"x-request-id", request_id(request).encode("latin-1", "replace")))
-    return with_headers(headers, {b"x-continuation": note.encode()}) if note else headers
+    ours = {b"x-request-id": request_id(request).encode("latin-1", "replace")}
+    if note:
+        ours[b"x-continuation"] = note.encode()
+    return with_headers(end_to_end(upstream.headers, *dropped), ours)
 
 
 def _body_size(request: HttpRequest) -> int:

@@ -19,6 +19,7 @@ django_application = get_asgi_application()
 
 # Only now, because these need the application registry.
 from continuation import audit, client  # noqa: E402
+from continuation.streams import CLOSE_CONNECTION, daphne_closer  # noqa: E402
 from gatewaysite import websocket  # noqa: E402
 from strategies import cache  # noqa: E402
 
@@ -44,6 +45,13 @@ def _in_one_line(message: checks.CheckMessage) -> str:
     return f"({message.id}) {subject}{message.msg}{hint}"
 
 
+async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Django, with a way to break the client's connection off where the server has none of its own."""
+    if close := daphne_closer(send):
+        scope = scope | {"extensions": {**scope.get("extensions", {}), CLOSE_CONNECTION: close}}
+    await django_application(scope, receive, send)
+
+
 async def lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Startup has happened at import. Shutdown closes downstream connections, then writes the audit."""
     while (await receive())["type"] != "lifespan.shutdown":
@@ -61,6 +69,4 @@ async def lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 check_settings()
 cache.start()
-application = ProtocolTypeRouter(
-    {"http": django_application, "websocket": websocket.refuse, "lifespan": lifespan}
-)
+application = ProtocolTypeRouter({"http": http, "websocket": websocket.refuse, "lifespan": lifespan})
