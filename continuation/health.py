@@ -90,7 +90,7 @@ _asked = Question()
 
 
 def _answer(body: dict[str, object], status: int = 200) -> HttpResponse:
-    return JsonResponse(body, status=status, headers={"Cache-Control": "no-store"})
+    return _with_length(JsonResponse(body, status=status, headers={"Cache-Control": "no-store"}))
 
 
 def _refusal() -> HttpResponse:
@@ -99,4 +99,9 @@ def _refusal() -> HttpResponse:
         "type": "invalid_request_error",
         "code": "method_not_allowed",
     }
-    return JsonResponse({"error": error}, status=405, headers={"Allow": METHODS})
+    return _with_length(JsonResponse({"error": error}, status=405, headers={"Allow": METHODS}))
+
+
+def _with_length(response: HttpResponse) -> HttpResponse:
+    response["Content-Length"] = str(len(response.content))
+    return response
