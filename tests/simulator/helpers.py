@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +142,7 @@ async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, async
 
 
 async def read_to_the_end(reader: asyncio.StreamReader, patience: float, until: bytes | None = None) -> Raw:
-    """Read until the end of the connection, `until`, or `patience` seconds of silence."""
+    """Read until the end of the connection or of a body of known length, `until`, or `patience` seconds of silence."""
     data = b""
     while True:
         try:
@@ -154,8 +155,14 @@ async def read_to_the_end(reader: asyncio.StreamReader, patience: float, until: 
         data += more
         if not more:
             return Raw(data, "eof")
-        if until and until in data:
+        if (until and until in data) or _is_whole(data):
             return Raw(data, "open")
+
+
+def _is_whole(data: bytes) -> bool:
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    return bool(length) and len(body) >= int(length[1]) and b"connection: close" not in head
 
 
 async def exchange(url: str, raw: bytes, patience: float = 5.0, until: bytes | None = b"0\r\n\r\n") -> Raw:
@@ -176,3 +183,10 @@ async def call(
 async def chat(url: str, body: dict[str, Any] | None = None, fault: str = "", **rest: Any) -> Raw:
     headers = {"X_Simulate_Fault": fault} if fault else {}
     return await exchange(url, request_bytes("/v1/chat/completions", body or ask(), **headers), **rest)
+
+
+def continued_ask(reasoning: str, content: str) -> dict[str, Any]:
+    """A continuation in content, as vLLM with the qwen template takes it."""
+    message = {"role": "assistant", "reasoning": reasoning, "content": content}
+    flags = {"continue_final_message": True, "add_generation_prompt": False}
+    return {**ask(), "messages": [*ask()["messages"], message], **flags}
