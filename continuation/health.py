@@ -9,6 +9,7 @@ from django.conf import settings
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
+from continuation.http import json_error
 from strategies import cache
 
 logger = logging.getLogger(__name__)
@@ -94,12 +95,10 @@ def _answer(body: dict[str, object], status: int = 200) -> HttpResponse:
 
 
 def _refusal() -> HttpResponse:
-    error = {
-        "message": f"Only {METHODS} here.",
-        "type": "invalid_request_error",
-        "code": "method_not_allowed",
-    }
-    return _with_length(JsonResponse({"error": error}, status=405, headers={"Allow": METHODS}))
+    message = f"Only {METHODS} here."
+    return _with_length(
+        json_error(405, message, "invalid_request_error", "method_not_allowed", {"Allow": METHODS})
+    )
 
 
 def _with_length(response: HttpResponse) -> HttpResponse:

@@ -4,7 +4,6 @@ Loading it runs the system checks and begins to load the strategies. Wrong setti
 a database that is away, or not migrated, does not: requests are proxied, and `/ready` tells.
 """
 
-import asyncio
 import logging
 import os
 from typing import Any
@@ -18,14 +17,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
 django_application = get_asgi_application()
 
 # Only now, because these need the application registry.
-from continuation import audit, client  # noqa: E402
 from continuation.streams import CLOSE_CONNECTION, daphne_closer  # noqa: E402
 from gatewaysite import websocket  # noqa: E402
+from gatewaysite.lifespan import lifespan  # noqa: E402
 from strategies import cache  # noqa: E402
 
 logger = logging.getLogger(__name__)
-
-FLUSH_SECONDS = 5.0
 
 
 def check_settings() -> None:
@@ -50,21 +47,6 @@ async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
     if close := daphne_closer(send):
         scope = scope | {"extensions": {**scope.get("extensions", {}), CLOSE_CONNECTION: close}}
     await django_application(scope, receive, send)
-
-
-async def lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Startup has happened at import. Shutdown closes downstream connections, then writes the audit."""
-    while (await receive())["type"] != "lifespan.shutdown":
-        await send({"type": "lifespan.startup.complete"})
-    try:
-        await client.close_shared()
-    except Exception as trouble:
-        logger.exception("the connections to downstream did not close")
-        ending = {"type": "lifespan.shutdown.failed", "message": f"{type(trouble).__name__}: {trouble}"}
-    else:
-        ending = {"type": "lifespan.shutdown.complete"}
-    await asyncio.to_thread(audit.flush, FLUSH_SECONDS)
-    await send(ending)
 
 
 check_settings()
