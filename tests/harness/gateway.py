@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -83,9 +85,12 @@ def migrated_database(path: Path) -> Path:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
+    """Below the range that outgoing connections take their ports from: one of those could be in the way, or
+    a connect to a port without a listener could meet itself."""
+    while True:
+        port = random.randrange(10240, 32768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Gateway:
@@ -123,10 +128,10 @@ class Gateway:
         while time.monotonic() < until:
             if self._process.poll() is not None:
                 return False
-            try:
-                return call(self.port, "GET", "/health").status == 200
-            except OSError:
-                time.sleep(0.02)
+            with contextlib.suppress(OSError):
+                if call(self.port, "GET", "/ready").status == 200:
+                    return True
+            time.sleep(0.02)
         self.stop()
         return False
 

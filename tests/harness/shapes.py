@@ -32,13 +32,12 @@ class Engine:
             "choices": choices,
             **extra,
         }
-        if self.fingerprint:
-            payload["system_fingerprint"] = self.fingerprint
         return event(json.dumps(payload, separators=(",", ":"), ensure_ascii=False))
 
 
 class Vllm(Engine):
-    """`reasoning`, `token_ids: null` on every delta but the first, `stop_reason` on the last."""
+    """`reasoning`, `token_ids: null` on every delta but the first, `stop_reason` on the last, a fingerprint
+    on the usage event."""
 
     __slots__ = ()
     field = "reasoning"
@@ -80,7 +79,8 @@ class Vllm(Engine):
         return self._event([choice], extra)
 
     def usage(self, prompt: int, completion: int, reasoning: int = 0) -> Send:
-        return self._event([], {"usage": self.counts(prompt, completion, reasoning)})
+        counts = self.counts(prompt, completion, reasoning)
+        return self._event([], {"usage": counts, "system_fingerprint": self.fingerprint})
 
     def counts(self, prompt: int, completion: int, reasoning: int = 0) -> dict[str, Any]:
         return {

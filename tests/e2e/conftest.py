@@ -1,0 +1,126 @@
+"""One upstream and a fleet of gateways for the whole session; a test scripts the one and picks of the others.
+
+Every test also asserts, when it is over, that its gateways still run and have logged no trouble, that no
+request went beyond the script, and that no downstream connection outlived its client.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.client import Stream, request_id
+from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.upstream import Headers, Refusing, Unanswering, Upstream
+
+GatewayFor = Callable[..., Gateway]
+Chat = Callable[..., Stream]
+
+
+@pytest.fixture(scope="session")
+def session_upstream() -> Iterator[Upstream]:
+    upstream = Upstream()
+    yield upstream
+    upstream.stop()
+
+
+@pytest.fixture(scope="session")
+def session_second_upstream() -> Iterator[Upstream]:
+    upstream = Upstream()
+    yield upstream
+    upstream.stop()
+
+
+@pytest.fixture(scope="session")
+def refusing_url() -> Iterator[str]:
+    """Nobody listens there."""
+    nobody = Refusing()
+    yield nobody.url
+    nobody.stop()
+
+
+@pytest.fixture(scope="session")
+def unanswering_url() -> Iterator[str]:
+    """A connect to it neither succeeds nor fails."""
+    mute = Unanswering()
+    yield mute.url
+    mute.stop()
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, str]], Gateway]]:
+    """Running gateways by their settings: starting one costs seconds."""
+    running: dict[frozenset[tuple[str, str]], Gateway] = {}
+    template = migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
+
+    def gateway(settings: dict[str, str]) -> Gateway:
+        key = frozenset(settings.items())
+        if key not in running or not running[key].is_running():
+            running[key] = Gateway(settings, template, Path(tmp_path_factory.mktemp("gateway")))
+        return running[key]
+
+    yield gateway
+    statuses = [gateway.stop() for gateway in running.values()]
+    assert set(statuses) <= {0, -15}, statuses
+
+
+@pytest.fixture
+def upstream(session_upstream: Upstream) -> Iterator[Upstream]:
+    """What DOWNSTREAM_URL points to."""
+    yield session_upstream
+    assert session_upstream.settle() == []
+
+
+@pytest.fixture
+def second_upstream(session_second_upstream: Upstream) -> Iterator[Upstream]:
+    """For CONTINUATION_URL, where legs are told apart."""
+    yield session_second_upstream
+    assert session_second_upstream.settle() == []
+
+
+@pytest.fixture
+def gateway(fleet: Callable[[dict[str, str]], Gateway], upstream: Upstream) -> Iterator[GatewayFor]:
+    """gateway(NAME="value", ...): a running one. By itself it knows a model without a strategy of its own."""
+    used: list[Gateway] = []
+
+    def running(**settings: str) -> Gateway:
+        chosen = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model", **settings}
+        one = fleet({name: value for name, value in chosen.items() if value})
+        one.new_log()
+        used.append(one)
+        return one
+
+    yield running
+    for one in used:
+        assert one.is_running(), one.log
+        text = one.new_log()
+        assert not TROUBLE.search(text), text
+
+
+@pytest.fixture
+def open_stream(gateway: GatewayFor) -> Iterator[Callable[..., Stream]]:
+    """open_stream(gateway, method, target, headers, body): closed when the test ends."""
+    opened: list[Stream] = []
+
+    def stream(to: Gateway, *request: Any) -> Stream:
+        one = Stream(to.port, *request)
+        opened.append(one)
+        return one
+
+    yield stream
+    for one in opened:
+        one.drop()
+
+
+@pytest.fixture
+def chat(open_stream: Callable[..., Stream]) -> Chat:
+    """chat(gateway, body, headers): a chat request under way, with a request id of its own."""
+
+    def ask(to: Gateway, body: Any, headers: Headers = ()) -> Stream:
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        own = [("Content-Type", "application/json"), ("X-Request-Id", request_id()), *headers]
+        return open_stream(to, "POST", "/v1/chat/completions", own, sent)
+
+    return ask
