@@ -6,9 +6,9 @@ model goes on with it, from any character; if it is anything else - a lost newli
 early, another history - the model has lost its way and strings stray words together, each chosen by a hash of all
 text so far. Nothing is remembered between calls: a continuation is right exactly when the prompt is.
 
-One liberty is taken, since real models take it: a thinking block that the template closed empty and that is opened
-again at once counts as opened once (the switch says "off", the text says "on", and the text wins), and a turn that
-starts with no thinking block at all is one without thinking.
+One liberty is taken, since real models take it: where the switch says "off" and the text says "on", the text wins. A
+thinking block that the template closed empty counts as opened once if it is opened again at once, or if a closing token
+follows later. And a turn that starts with no thinking block at all is one without thinking.
 """
 
 from __future__ import annotations
@@ -80,8 +80,13 @@ def answer(base: str, thinking: bool, dialect: Dialect, scale: float = 1.0) -> s
 
 def settled(text: str, dialect: Dialect) -> str:
     """A turn's text as the model takes it (the liberty told above)."""
-    if text.startswith(dialect.off + dialect.opening):
-        return text[len(dialect.off) :]
+    rest = text.removeprefix(dialect.off)
+    if text.startswith(dialect.off) and rest.startswith(dialect.think):
+        return dialect.opening + rest.removeprefix(dialect.think).removeprefix(
+            dialect.opening[len(dialect.think) :]
+        )
+    if text.startswith(dialect.off) and dialect.close in rest:
+        return dialect.opening + rest
     if not text or text.startswith((dialect.off, dialect.opening)):
         return text
     return dialect.off + text

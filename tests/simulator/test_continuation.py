@@ -50,7 +50,9 @@ WAYS = [
     Way("vllm", "qwen", "<think>\n", "</think>", trims=True),
     Way("vllm", "qwen", "<think>\n", "</think>", "enable_thinking", structured=True, trims=True),
     Way("vllm", "generic", "<think>", "</think>", "thinking"),
+    Way("vllm", "qwen", "<think>", "</think>", "enable_thinking", structured=True, trims=True),
     Way("sglang", "qwen", "", "</think>"),
+    Way("sglang", "qwen", "", "</think>", "enable_thinking"),
     Way("sglang", "generic", "<think>", "</think>", "thinking"),
     Way("sglang", "generic", "<think>", "</think>"),
     Way("sglang", "kimi-k3", K3_OPEN, K3_CLOSE + K3_RESPONSE, "thinking"),
@@ -122,14 +124,14 @@ def with_lost_blanks(way: Way, partial: Told) -> dict[str, Any]:
     return body
 
 
-QWEN_VLLM, GENERIC_VLLM, QWEN_SGLANG, GENERIC_SGLANG, K3_SGLANG = WAYS[0], WAYS[2], WAYS[3], WAYS[4], WAYS[6]
+QWEN_VLLM, GENERIC_VLLM, QWEN_SGLANG, GENERIC_SGLANG, K3_SGLANG = WAYS[0], WAYS[2], WAYS[4], WAYS[6], WAYS[8]
 Wrong = Callable[[Way, Told], dict[str, Any]]
 
 
 @pytest.mark.parametrize(
     ("way", "wrong", "concerns"),
     [
-        (QWEN_VLLM, without_a_newline, "both"),
+        (QWEN_VLLM, without_a_newline, "content"),
         (QWEN_SGLANG, without_a_newline, "both"),
         (QWEN_SGLANG, with_thinking_closed, "reasoning"),
         (GENERIC_VLLM, with_thinking_closed, "reasoning"),

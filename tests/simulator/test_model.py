@@ -94,9 +94,14 @@ def test_a_closed_turn_is_followed_by_nothing_or_by_garbage() -> None:
     assert all(text.endswith(KIMI_K3.eos) and len(text) < 400 for text in texts)
 
 
-def test_an_empty_thinking_block_opened_again_counts_as_opened() -> None:
-    half = answer(base(GENERIC), True, GENERIC)[:80]
-    assert said(base(GENERIC) + GENERIC.off + half, GENERIC) == said(base(GENERIC) + half, GENERIC)
+@pytest.mark.parametrize("dialect", ALL, ids=lambda dialect: dialect.name)
+def test_where_the_switch_says_off_and_the_text_says_on_the_text_wins(dialect: Dialect) -> None:
+    whole = answer(base(dialect), True, dialect)
+    thought, close, content = whole.removeprefix(dialect.opening).partition(dialect.close)
+    for written in (dialect.opening + thought[:30], dialect.think + thought[:30]):
+        assert whole.endswith(said(base(dialect) + dialect.off + written, dialect))
+    written = thought + close + content[:40]
+    assert said(base(dialect) + dialect.off + written, dialect) == content[40:]
 
 
 def test_a_turn_without_a_thinking_block_is_one_without_thinking() -> None:
