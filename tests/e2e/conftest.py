@@ -5,8 +5,8 @@ request went beyond the script, and that no downstream connection outlived its c
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from tests.harness.client import Stream, request_id
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
 from tests.harness.upstream import Headers, Refusing, Unanswering, Upstream
 
+GATEWAYS_AT_ONCE = 12  # some 90 MB each
 GatewayFor = Callable[..., Gateway]
 Chat = Callable[..., Stream]
 
@@ -52,17 +53,23 @@ def unanswering_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, str]], Gateway]]:
     """Running gateways by their settings: starting one costs seconds."""
-    running: dict[frozenset[tuple[str, str]], Gateway] = {}
+    running: OrderedDict[frozenset[tuple[str, str]], Gateway] = OrderedDict()
+    statuses: list[int] = []
     template = migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
 
     def gateway(settings: dict[str, str]) -> Gateway:
         key = frozenset(settings.items())
         if key not in running or not running[key].is_running():
-            running[key] = Gateway(settings, template, Path(tmp_path_factory.mktemp("gateway")))
+            if len(running) >= GATEWAYS_AT_ONCE:
+                statuses.append(running.popitem(last=False)[1].stop())
+            running[key] = Gateway(settings, template, tmp_path_factory.mktemp("gateway"))
+        running.move_to_end(key)
         return running[key]
 
     yield gateway
-    statuses = [gateway.stop() for gateway in running.values()]
+    for one in running.values():
+        one.terminate()
+    statuses += [one.stop() for one in running.values()]
     assert set(statuses) <= {0, -15}, statuses
 
 

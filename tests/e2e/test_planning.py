@@ -10,7 +10,18 @@ from tests.e2e.conftest import Chat, GatewayFor
 from tests.harness.client import one_whole_answer
 from tests.harness.gateway import Gateway
 from tests.harness.shapes import VLLM, ended, started
-from tests.harness.upstream import EVENT_STREAM, Cut, Gate, Headers, Pause, Reply, Send, Upstream, json_reply
+from tests.harness.upstream import (
+    EVENT_STREAM,
+    Cut,
+    Gate,
+    Headers,
+    Pause,
+    Reply,
+    Send,
+    Step,
+    Upstream,
+    json_reply,
+)
 
 # Nothing that a reader of events would give back unchanged.
 ODD_STREAM = b'\xef\xbb\xbfdata: {"x"\r\r\n: \xff\n\ndata:[DONE]\n\nevent: error\ndata: no end'
@@ -211,7 +222,13 @@ def test_each_event_is_forwarded_when_it_is_complete_and_not_before(
 ) -> None:
     whole, half = Gate(), Gate()
     event = VLLM.content("two").data
-    start = [*started(VLLM, [], ["one"]), Pause(whole), Send(event[:-1]), Pause(half), Send(event[-1:])]
+    start: list[Step] = [
+        *started(VLLM, [], ["one"]),
+        Pause(whole),
+        Send(event[:-1]),
+        Pause(half),
+        Send(event[-1:]),
+    ]
     upstream.script(Reply([*start, *ended(VLLM)]))
     stream = chat(plain, body())
     seen = stream.read_until("one")

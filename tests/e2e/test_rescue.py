@@ -10,7 +10,7 @@ from tests.e2e.faults import ABORT, CUT, EOF, ERROR_EVENT, FAULTS, STALL, Fault
 from tests.harness.client import Answer, Stream, one_whole_answer
 from tests.harness.gateway import Gateway
 from tests.harness.shapes import SGLANG, SGLANG_LEG2, VLLM, VLLM_LEG2, Sglang, Vllm, ended, started
-from tests.harness.upstream import Gate, Headers, Pause, Reply, Send, Upstream, event
+from tests.harness.upstream import Gate, Headers, Pause, Reply, Send, Step, Upstream, event
 
 ENGINES = [(VLLM, VLLM_LEG2), (SGLANG, SGLANG_LEG2)]
 REASONING = ["Simple: apple, ", "ban", "ana, 樱桃 🍌.\n"]
@@ -186,10 +186,10 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "model,engine,done,partial,key", FORMS, ids=lambda v: v if isinstance(v, str) else ""
-)
 @pytest.mark.parametrize("case", ["content-done", "thinking-partial", "no-reasoning"])
+@pytest.mark.parametrize(
+    "model,engine,done,partial,key", FORMS, ids=[f"{form[0]}-{form[1]}" for form in FORMS]
+)
 def test_leg_2_is_the_clients_body_with_the_prefix_of_the_strategy(
     gateway: GatewayFor,
     upstream: Upstream,
@@ -377,7 +377,8 @@ def test_leg_2_that_starts_over_is_swallowed_as_far_as_it_repeats(
 def test_leg_2_under_another_reasoning_name_is_renamed(
     gateway: GatewayFor, upstream: Upstream, chat: Chat
 ) -> None:
-    for first, second in [(VLLM, SGLANG_LEG2), (SGLANG, VLLM_LEG2)]:
+    pairs: list[tuple[Any, Any]] = [(VLLM, SGLANG_LEG2), (SGLANG, VLLM_LEG2)]
+    for first, second in pairs:
         more = [second.reasoning("it through"), second.content("yes")]
         stream = broken(
             gateway(),
@@ -535,7 +536,7 @@ def test_the_first_leg_is_released_before_the_second_begins(
 
 def test_leg_2_has_no_idle_stop(gateway: GatewayFor, upstream: Upstream, chat: Chat) -> None:
     one = gateway(**QUICK)
-    silence = [Pause(0.9), VLLM_LEG2.content("b"), Pause(0.9), *ended(VLLM_LEG2)]
+    silence: list[Step] = [Pause(0.9), VLLM_LEG2.content("b"), Pause(0.9), *ended(VLLM_LEG2)]
     upstream.script(Reply(started(VLLM, [], ["a"])), Reply([VLLM_LEG2.role(), *silence]))
     stream = chat(one, body()).read_rest()
     one_whole_answer(stream, reasoning="", content="ab", like=VLLM)

@@ -191,9 +191,13 @@ class Gateway:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self, timeout: float = 20.0) -> int:
+    def terminate(self) -> None:
+        """Ask it to end, and do not wait."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+
+    def stop(self, timeout: float = 20.0) -> int:
+        self.terminate()
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
