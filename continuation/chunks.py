@@ -12,7 +12,7 @@ from continuation.sse import Event, data_event
 
 JSON = dict[str, Any]
 REASONING_NAMES = ("reasoning", "reasoning_content")
-NO_FINISH = (None, "", "null")
+NO_FINISH = ("", "null")
 ABORTS = ("abort", "error")
 # 4xx codes of an error event that another try may well answer.
 RETRYABLE_4XX = (408, 409, 425, 429)
@@ -71,7 +71,7 @@ def delta_of(choice: JSON) -> JSON:
 def finish_of(choice: JSON) -> str | None:
     """The finish_reason; null, "" and "null" are none."""
     finish = choice.get("finish_reason")
-    return None if finish in NO_FINISH else str(finish)
+    return finish if isinstance(finish, str) and finish not in NO_FINISH else None
 
 
 def text_of(value: Any) -> str:

@@ -15,6 +15,7 @@ Then `Seam` files reasoning that comes after content under content, unless the m
 from __future__ import annotations
 
 from enum import StrEnum
+from os.path import commonprefix
 from typing import Protocol
 
 from strategies.types import CompiledStrategy, Partial
@@ -91,20 +92,14 @@ class Restart:
         field, text = piece
         self._held.append(piece)
         start, self._seen = self._seen, self._seen + len(text)
-        alive = [
-            r
-            for r in self._references
-            if _agree(r[start : start + len(text)], text, start + len(text) > len(r))
-        ]
-        if not alive:
-            return self._departed()
-        complete = [r for r in alive if self._seen >= len(r)]
-        if complete:
+        repeated = {told: start + _common(told[start : self._seen], text) for told in self._references}
+        if whole := next((told for told, n in repeated.items() if n == len(told)), None):
             self.detected = True
-            rest = text[len(complete[0]) - start :]
-            return self._release([(field, rest)] if rest else [])
-        self._references = alive
-        self.detected = self.detected or self._seen >= RESTART_CHARS
+            return self._release(_pieces(field, text[len(whole) - start :]))
+        self.detected = self.detected or max(repeated.values()) >= RESTART_CHARS
+        self._references = [told for told, n in repeated.items() if n == self._seen]
+        if not self._references:
+            return self._departed()
         if self.detected:
             self._held.clear()
         return []
@@ -129,8 +124,9 @@ def _is_telling(text: str) -> bool:
     return len(text) >= RESTART_LEAST_CHARS or len(text.split()) >= RESTART_LEAST_WORDS
 
 
-def _agree(expected: str, text: str, longer: bool) -> bool:
-    return text.startswith(expected) if longer else text == expected
+def _common(a: str, b: str) -> int:
+    """Length of the common start."""
+    return len(commonprefix([a, b]))  # noqa: RUF071 - character by character is what is wanted
 
 
 class ClosingToken:
@@ -140,19 +136,23 @@ class ClosingToken:
         self._token = close.strip()
         self._after = OpeningTag(content_open, line_end=False)
         self._closed = not self._token
+        self._reasoning_seen = False
         self._held = ""
 
     def feed(self, piece: Piece) -> Pieces:
         field, text = piece
         if self._closed:
             return self._after.feed((Field.CONTENT, text)) if self._token else [piece]
+        if field is Field.CONTENT and self._reasoning_seen:
+            return self._engine_closed(piece)
+        self._reasoning_seen = field is Field.REASONING
         text, self._held = self._held + text, ""
         before, found, after = text.partition(self._token)
         if found:
             self._closed = True
             return _pieces(Field.REASONING, before) + (self.feed((Field.CONTENT, after)) if after else [])
         if field is Field.CONTENT:
-            return self._engine_closed(text, piece)
+            return self._engine_closed(piece)
         keep = _overlap(text, self._token)
         self._held = text[len(text) - keep :]
         return _pieces(field, text[: len(text) - keep])
@@ -161,10 +161,11 @@ class ClosingToken:
         held, self._held = self._held, ""
         return _pieces(Field.REASONING, held) + self._after.flush()
 
-    def _engine_closed(self, text: str, piece: Piece) -> Pieces:
+    def _engine_closed(self, piece: Piece) -> Pieces:
         """The engine itself has moved on to content: from here on a token in it is ordinary text."""
+        held, self._held = self._held, ""
         self._closed, self._token = True, ""
-        return [*_pieces(Field.REASONING, text[: len(text) - len(piece[1])]), piece]
+        return [*_pieces(Field.REASONING, held), piece]
 
 
 class TrimmedSpace:

@@ -257,7 +257,7 @@ class Splice:
 
     def _leg1_event(self, event: Event, now: float) -> tuple[Failure | None, Any]:
         """The failure that the event is, if it is one, and its JSON value."""
-        if event.data is None:
+        if not event.data:
             return (Failure.ERROR_EVENT, None) if event.name == "error" else (None, None)
         if event.data == DONE:
             return (None if self._leg1.finish else Failure.EOF), None
@@ -396,8 +396,8 @@ class Splice:
 
     def _leg2_event(self, event: Event, now: float) -> tuple[list[bytes], list[Action] | None]:
         """The events to forward, and how the stream ends if it ends here."""
-        if event.data is None and event.name != "error":
-            return [event.raw], None
+        if not event.data and event.name != "error":
+            return ([event.raw] if event.data is None else []), None
         if event.data == DONE:
             return [], self._leg2_over(Failure.EOF, now, "[DONE] without a finish_reason")
         try:
@@ -419,7 +419,7 @@ class Splice:
             return [], None
         self._leg2.absorb(chunk)
         self._leg2_usage = usage_of(chunk) or self._leg2_usage
-        if self._leg2.finish and self._is_empty_stop():
+        if self._leg2.finish == "stop" and self._is_empty():
             return [], self._leg2_failed(Reason.LEG2_EMPTY, "leg 2 ended without a word", now)
         events = self._rewriter.chunk(chunk)
         if self._seam_at is None and self._rewriter.text_seen:
@@ -429,7 +429,7 @@ class Splice:
             return events, self._leg2_finished(now)
         return events, None
 
-    def _is_empty_stop(self) -> bool:
+    def _is_empty(self) -> bool:
         """A thinking that just ends was not continued; a content may have been complete but for its ending."""
         leg = self._leg2
         return leg is not None and not (self._partial.content or leg.has_text or leg.tool_call_seen)
@@ -519,8 +519,8 @@ class Splice:
             return self._leg2_usage
         text, estimator = self._leg2.partial, self.options.estimator
         reasoning = estimator.tokens(text.reasoning)
-        completion = reasoning + estimator.tokens(text.content)
-        return {"completion_tokens": completion, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+        counts: JSON = {"completion_tokens": reasoning + estimator.tokens(text.content)}
+        return counts | ({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {})
 
     def _joined(self, leg2: JSON | None) -> JSON:
         before = self._before

@@ -10,7 +10,7 @@ from django.middleware.clickjacking import XFrameOptionsMiddleware
 from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 
-SITE_PREFIXES = ("/admin/",)
+from gatewaysite import SITE_PREFIXES
 
 
 class SiteOnly:

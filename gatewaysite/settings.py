@@ -124,10 +124,13 @@ LOGGING = {
             "format": "%(asctime)s %(levelname)s %(name)s %(message)s",
         },
     },
+    "filters": {"own_trouble": {"()": "gatewaysite.logs.OwnTrouble"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["console"], "level": "INFO"},
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
+        "django.request": {"filters": ["own_trouble"]},
         "daphne": {"level": "WARNING"},
+        "httpx": {"level": "WARNING"},
     },
 }

@@ -1,0 +1,128 @@
+"""A chat request is guarded, or passed through for a reason; nothing in a body raises."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuation.plan import Choice, Guarded, Passthrough, plan
+from strategies.types import GENERIC, CompiledStrategy, StrategyBook
+
+BASE: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+CONFIGURED = Choice("some-model", "", 10_000)
+
+
+def planned(body: Any, opted_out: bool = False, choice: Choice = CONFIGURED) -> Guarded | Passthrough:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return plan(raw, opted_out, StrategyBook(), choice)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"stream": False}, "not_stream"),
+        ({"stream": None}, "not_stream"),
+        ({"stream": "yes"}, "not_stream"),
+        ({"continue_final_message": True}, "client_continuation"),
+        ({"add_generation_prompt": False}, "client_continuation"),
+        ({"response_format": {"type": "json_object"}}, "structured_output"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "structured_output"),
+        ({"response_format": {"type": "structural_tag"}}, "structured_output"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_output"),
+        ({"guided_json": {}}, "structured_output"),
+        ({"guided_regex": "a+"}, "structured_output"),
+        ({"regex": "a+"}, "structured_output"),
+        ({"ebnf": "root"}, "structured_output"),
+        ({"json_schema": "{}"}, "structured_output"),
+        ({"n": 2}, "multiple_choices"),
+        ({"n": "2"}, "multiple_choices"),
+        ({"n": 3.0}, "multiple_choices"),
+        ({"messages": [{"content": "x" * 10_000}]}, "body_too_large"),
+    ],
+)
+def test_a_reason_to_pass_through(more: dict[str, Any], reason: str) -> None:
+    assert planned(BASE | more) == Passthrough(reason)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 1},
+        {"n": None},
+        {"n": "many"},
+        {"response_format": {"type": "text"}},
+        {"response_format": None},
+        {"response_format": "json_object"},
+        {"guided_json": None},
+        {"continue_final_message": False, "add_generation_prompt": True},
+        {"max_tokens": "ten", "stream_options": [], "messages": {"a": 1}, "stop": {"x": 1}, "model": 7},
+    ],
+)
+def test_guarded(more: dict[str, Any]) -> None:
+    found = planned(BASE | more)
+    assert isinstance(found, Guarded)
+    assert (found.strategy, found.asks_usage, found.stops) == (GENERIC, False, ())
+
+
+def test_the_client_can_opt_out() -> None:
+    assert planned(BASE, opted_out=True) == Passthrough("client_opt_out")  # type: ignore[arg-type]
+
+
+def test_without_a_model_only_served_names_select() -> None:
+    nothing = Choice("", "", 10_000)
+    assert planned(BASE, choice=nothing) == Passthrough("no_strategy")  # type: ignore[arg-type]
+    row = CompiledStrategy("row", "qwen*", served_names=("m",))
+    found = plan(json.dumps(BASE).encode(), False, StrategyBook((row,)), nothing)
+    assert isinstance(found, Guarded)
+    assert found.strategy is row
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"3", b'"x"', b"null", b"\xff\xfe", b"[" * 100_000, b"{" * 5000, b'{"a":' * 3000],
+)
+def test_no_json_object(body: bytes) -> None:
+    assert planned(body, choice=Choice("m", "", 10**7)) == Passthrough("not_json")  # type: ignore[arg-type]
+
+
+def test_json_as_engines_read_it_is_json() -> None:
+    for body in (
+        b'{"stream": true, "temperature": NaN}',
+        b'{"stream": true, "messages": ["\\ud83d"]}',
+        b'{"stream": true, "seed": 123456789012345678901234567890}',
+    ):
+        assert isinstance(planned(body), Guarded), body
+
+
+def test_stops_and_usage_options_are_read() -> None:
+    found = planned(BASE | {"stop": "END", "stream_options": {"include_usage": True}, "no_stop_trim": True})
+    assert isinstance(found, Guarded)
+    assert (found.stops, found.asks_usage, found.asks_usage_always, found.stop_shown) == (
+        ("END",),
+        True,
+        False,
+        True,
+    )
+    found = planned(BASE | {"stop": ["a", "", None, "b"], "stream_options": {"continuous_usage_stats": True}})
+    assert isinstance(found, Guarded)
+    assert (found.stops, found.asks_usage, found.asks_usage_always) == (("a", "b"), False, True)
+
+
+KEYS = st.sampled_from(
+    ["n", "stop", "stream_options", "messages", "max_tokens", "response_format", "model", "regex"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda v: st.lists(v) | st.dictionaries(KEYS, v),
+)
+
+
+@given(st.dictionaries(KEYS, VALUES))
+def test_nothing_in_a_body_raises(body: dict[str, Any]) -> None:
+    found = planned(BASE | body)
+    if isinstance(found, Guarded):
+        assert isinstance(found.model, str)
+        assert all(isinstance(stop, str) for stop in found.stops)
+        assert not found.asks_usage or found.request["stream_options"]

@@ -1,0 +1,34 @@
+"""The core owns no socket, no clock and no database."""
+
+import subprocess
+import sys
+
+import pytest
+
+CORE = [
+    "continuation.sse",
+    "continuation.chunks",
+    "continuation.leg",
+    "continuation.usage",
+    "continuation.seam",
+    "continuation.plan",
+    "continuation.decision",
+    "continuation.rewrite",
+    "continuation.splice",
+    "continuation.wording",
+    "continuation.events",
+    "strategies.types",
+    "strategies.builders",
+]
+FOREIGN = ("django", "httpx", "aiohttp", "asyncio", "channels", "daphne")
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_a_core_module_loads_no_framework_and_no_event_loop(module: str) -> None:
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({FOREIGN!r}));"  # None makes an import of it fail
+        f"import {module}; print(sorted(m for m in sys.modules if m.startswith(('continuation', 'strategies'))))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert module in run.stdout

@@ -1,0 +1,518 @@
+"""The splice, told what happened: each failure, each row of the decision, each ending."""
+
+import json
+from typing import Any
+
+import pytest
+
+from continuation.events import Failure
+from continuation.splice import NEXT, Phase
+from strategies.types import CompiledStrategy, Engine
+from tests.continuation.playbook import (
+    DONE,
+    ID,
+    ID2,
+    QUESTION,
+    Play,
+    chunk,
+    content,
+    event,
+    finished,
+    reasoning,
+    role,
+    tokens,
+    usage,
+)
+
+ASKS = {"stream_options": {"include_usage": True}}
+ALWAYS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+ERROR = event(
+    {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}
+)
+IN_BAND = {
+    "error": (ERROR, Failure.ERROR_EVENT),
+    "error-as-text": (event({"error": "boom"}), Failure.ERROR_EVENT),
+    "error-by-name": (b'event: error\ndata: {"message": "x"}\n\n', Failure.ERROR_EVENT),
+    "error-by-name-alone": (b"event: error\n\n", Failure.ERROR_EVENT),
+    "error-by-object": (event({"object": "error", "message": "late", "code": 503}), Failure.ERROR_EVENT),
+    "abort": (chunk({"content": "?"}, "abort"), Failure.ABORTED),
+    "finish-error": (chunk({}, "error"), Failure.ABORTED),
+    "malformed": (b'data: {"choices":[{"delta":{"content":"he\n\n', Failure.MALFORMED),
+    "done-without-finish": (DONE, Failure.EOF),
+    "empty-finish-then-done": (chunk({}, "") + DONE, Failure.EOF),
+}
+
+
+@pytest.mark.parametrize("name", IN_BAND)
+def test_a_failure_in_band_is_held_back_and_the_answer_continued(name: str) -> None:
+    trouble, failure = IN_BAND[name]
+    play = Play().reads(role(), content("Hello"), trouble, usage(9, 9), DONE)
+    answer = play.leg2(*finished(content(" world", ID2))).whole()
+    assert answer.content == "Hello world"
+    assert (play.record.failure, play.record.outcome) == (failure, "rescued")
+    assert b"EngineCore" not in play.sent
+
+
+@pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
+def test_a_lost_connection_is_continued(failure: Failure) -> None:
+    play = Play().reads(role(), reasoning("thin"), b'data: {"choices":[{"delta":{"conte').ends(failure)
+    answer = play.leg2(*finished(reasoning("king", ID2), content("Yes", ID2))).whole()
+    assert (answer.reasoning, answer.content) == ("thinking", "Yes")
+    assert (play.record.failure, play.record.case) == (failure, "thinking-partial")
+
+
+def test_leg_2_is_asked_for_with_the_prefix_and_what_is_left_of_the_budget() -> None:
+    body = {"max_tokens": 100, "temperature": 0.5, "add_generation_prompt": True, "tools": [{"x": 1}]}
+    play = Play(body).reads(role(), reasoning("abcd"), content("efgh")).ends()
+    assert play.legs == [
+        {
+            "model": "m",
+            "stream": True,
+            "temperature": 0.5,
+            "tools": [{"x": 1}],
+            "messages": [QUESTION, {"role": "assistant", "content": "<think>abcd</think>efgh"}],
+            "max_tokens": 98,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+            "stream_options": {"include_usage": True},
+            "chat_template_kwargs": {"thinking": False},
+        }
+    ]
+
+
+def test_numbers_of_the_request_stay_exact() -> None:
+    play = Play({"seed": 2**70, "temperature": 0.1}).reads(content("x")).ends()
+    assert play.legs[0]["seed"] == 2**70
+
+
+def test_silence_is_a_failure_only_where_it_can_be_mended() -> None:
+    assert Play().reads(role()).splice.idle_deadline() is None  # nothing to recover
+    assert Play(enabled=False).reads(content("x")).splice.idle_deadline() is None
+    assert Play().reads(content("x"), chunk({"tool_calls": [{"index": 0}]})).splice.idle_deadline() is None
+    assert Play().reads(content("x"), chunk({}, "stop")).splice.idle_deadline() is None
+    assert Play(idle_timeout=3).reads(content("x")).splice.idle_deadline() == 3
+    play = Play(idle_timeout=3).reads(content("x")).waits(2.9)
+    assert play.legs == []
+    play.waits(0.1).leg2(*finished(content("y", ID2))).whole()
+    assert play.record.failure == "idle_timeout"
+
+
+def test_only_what_brings_something_new_resets_the_clock() -> None:
+    play = Play(idle_timeout=10).reads(content("x"))
+    play.now = 4
+    play.reads(
+        b": ping\n\n", chunk({}), chunk({"content": ""}), chunk({"role": "assistant"}), event([]), event(7)
+    )
+    assert play.splice.idle_deadline() == 10
+    for number, new in enumerate(
+        [
+            content("y"),
+            reasoning("y"),
+            chunk({"refusal": "no"}),
+            event({**ID, "choices": [{"index": 0, "delta": {}, "token_ids": [3]}]}),
+            event({**ID, "choices": [], "usage": tokens(1, 5)}),
+        ]
+    ):
+        play.now = 5 + number
+        play.reads(new)
+        assert play.splice.idle_deadline() == 15 + number, new
+
+
+def test_the_clock_stands_still_while_the_client_is_waited_for() -> None:
+    play = Play(idle_timeout=10).reads(content("x"))
+    play.splice.waited_for_client(60)
+    assert play.waits(69).legs == []
+    assert len(play.waits(1).legs) == 1
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], list[bytes], str, str]] = {
+    "tool call": (
+        {},
+        {},
+        [content("x"), chunk({"tool_calls": [{"index": 0, "id": "a"}]})],
+        "tool_call_seen",
+        "eof",
+    ),
+    "function call": (
+        {},
+        {},
+        [content("x"), chunk({"function_call": {"name": "f"}})],
+        "tool_call_seen",
+        "eof",
+    ),
+    "nothing delivered": ({}, {}, [role()], "no_recoverable_content", "eof"),
+    "half a character": ({}, {}, [content("\ud83d")], "no_recoverable_content", "eof"),
+    "parts, not text": (
+        {},
+        {},
+        [content("x"), chunk({"content": [{"type": "text"}]})],
+        "no_recoverable_content",
+        "eof",
+    ),
+    "switched off": ({}, {"enabled": False}, [content("x")], "continuation_disabled", "eof"),
+    "budget": ({"max_tokens": 1}, {}, [content("four by four")], "budget_exhausted", "eof"),
+    "at fault": (
+        {},
+        {},
+        [content("x"), event({"error": {"message": "m", "code": 400}})],
+        "client_error",
+        "error_event",
+    ),
+    "too large": ({}, {"partial_limit": 5}, [content("x" * 6)], "no_recoverable_content", "eof"),
+    "second choice": (
+        {},
+        {},
+        [content("x"), event({**ID, "choices": [{"index": 1, "delta": {"content": "y"}}]})],
+        "multiple_choices",
+        "eof",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_has_a_reason_and_fails_the_stream(name: str) -> None:
+    body, options, reads, reason, failure = REFUSALS[name]
+    play = Play(body, **options).reads(*reads).ends()
+    answer = play.failed()
+    assert play.legs == []
+    assert (play.record.decision, play.record.reason, play.record.failure) == ("refuse", reason, failure)
+    if failure == "eof":
+        assert answer.errors[0]["type"] == "stream_interrupted"
+        assert answer.errors[0]["code"] == reason
+
+
+@pytest.mark.parametrize("code", [408, 409, 425, 429, 500, 503, "500", None, "context_length"])
+def test_an_error_that_another_try_may_answer_is_continued(code: Any) -> None:
+    play = Play().reads(content("x"), event({"error": {"message": "m", "code": code}}))
+    assert len(play.legs) == 1
+
+
+@pytest.mark.parametrize("code", [400, 404, 422, "400"])
+def test_an_error_of_the_client_is_forwarded_as_it_came(code: Any) -> None:
+    error = event({"error": {"message": "m", "code": code}})
+    play = Play().reads(content("x"), error, DONE)
+    assert play.sent.endswith(error)
+    play.failed()
+
+
+def test_a_strategy_of_the_token_route_is_refused() -> None:
+    strategy = CompiledStrategy("k3", "kimi-k3*", Engine.VLLM, render_generate=True)
+    play = Play(strategy=strategy).reads(content("x")).ends()
+    assert play.failed().errors[0]["code"] == "route_unavailable"
+
+
+def test_before_the_first_event_nothing_is_continued() -> None:
+    for failure in (Failure.EOF, Failure.DISCONNECT):
+        play = Play().reads(b": hello\n\n").ends(failure)
+        assert play.failed().errors[0]["code"] == failure
+    play = Play().reads(ERROR)
+    assert play.sent == ERROR
+
+
+@pytest.mark.parametrize("name", ["error-by-name", "error-by-object", "error-by-name-alone"])
+def test_an_error_that_clients_overlook_is_put_into_their_form(name: str) -> None:
+    answer = Play().reads(role(), IN_BAND[name][0]).failed()
+    assert answer.errors[0]["message"]
+    assert set(answer.errors[0]) >= {"message", "type", "code"}
+
+
+def test_a_held_error_is_what_the_client_gets_when_leg_2_fails() -> None:
+    play = Play().reads(content("x"), ERROR)
+    play.does(play.splice.leg2_refused(503, b"", 0)).failed()
+    assert play.sent.endswith(ERROR)
+
+
+def test_an_exact_budget_that_is_used_up_is_an_answer_at_its_limit() -> None:
+    play = Play({"max_tokens": 5} | ALWAYS).reads(role(), content("a b c", usage=tokens(9, 5))).ends()
+    answer = play.whole()
+    assert (answer.finishes, answer.usages[-1]) == (["length"], tokens(9, 5))
+    assert (play.legs, play.record.outcome, play.record.reason) == ([], "completed", "budget_exhausted")
+
+
+def test_after_the_finish_only_the_missing_ending_is_added() -> None:
+    play = Play(ASKS).reads(role(), content("abcdefgh"), chunk({}, "stop")).ends(Failure.DISCONNECT)
+    answer = play.whole()
+    assert answer.usages == [tokens(5, 2)]
+    assert (play.legs, play.record.reason) == ([], "ending_lost")
+
+
+@pytest.mark.parametrize("trouble", [ERROR, b"data: {oops\n\n", chunk({}, "abort")])
+def test_trouble_after_the_finish_spoils_nothing(trouble: bytes) -> None:
+    play = Play(ASKS).reads(content("ab"), chunk({}, "stop"), usage(3, 1), trouble)
+    assert play.whole().usages == [tokens(3, 1)]
+
+
+def test_a_last_event_without_its_blank_line_counts() -> None:
+    play = Play().reads(content("ab"), chunk({}, "stop"), b"data: [DONE]").ends()
+    play.whole()
+    assert play.splice.record() is None
+    half = Play().reads(content("ab"), content("cd")[:-1]).ends(Failure.DISCONNECT)
+    assert half.leg2(*finished(content("ef", ID2))).whole().content == "abcdef"
+
+
+def test_a_healthy_stream_is_forwarded_untouched_and_leaves_no_record() -> None:
+    stream = role() + b": ping\r\n\r\n" + content("hi") + chunk({}, "stop") + usage(1, 1) + DONE
+    play = Play().reads(stream)
+    assert play.sent == stream
+    assert play.splice.record() is None
+
+
+def test_leg_2_is_told_under_the_identity_of_leg_1() -> None:
+    other = {**ID2, "system_fingerprint": "fp-2"}
+    play = Play(ASKS).reads(role(), reasoning("a", name="reasoning_content"), content("b")).ends()
+    play.leg2(event({**other, "choices": []}), *finished(content("c", other), ident=other)).whole()
+    assert b"fp-2" not in play.sent
+    assert b"chatcmpl-2" not in play.sent
+
+
+def test_the_fingerprint_of_leg_1_is_kept() -> None:
+    first, other = {**ID, "system_fingerprint": "fp-1"}, {**ID2, "system_fingerprint": "fp-2"}
+    play = Play().reads(role(), content("b", first)).ends().leg2(*finished(content("c", other), ident=other))
+    assert b"fp-2" not in play.sent
+    assert play.sent.count(b"fp-1") == 3
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_goes_on_under_the_name_of_leg_1(name: str) -> None:
+    other = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}[name]
+    both = chunk({"reasoning": "ng", "reasoning_content": "ng"}, ident=ID2)
+    play = Play().reads(reasoning("thi", name=name)).ends()
+    play.leg2(*finished(reasoning("nki", ID2, name=other), both, content("x", ID2)))
+    assert play.whole().reasoning == "thinking"
+    assert f'"{other}"'.encode() not in play.sent.replace(b"_tokens", b"")
+
+
+def test_the_role_is_told_once_even_if_only_leg_2_has_it() -> None:
+    play = Play().reads(content("a")).ends().leg2(*finished(content("b", ID2)))
+    assert play.whole().roles == 1
+
+
+def test_usage_is_told_only_where_it_was_asked_for() -> None:
+    assert Play().reads(content("abcd")).ends().leg2(*finished(content("b", ID2))).whole().usages == []
+    play = Play(ASKS).reads(reasoning("abcd"), content("efghijkl")).ends()
+    play.leg2(*finished(content("b", ID2, usage=tokens(50, 3))))
+    details = {"completion_tokens_details": {"reasoning_tokens": 1}}
+    assert play.whole().usages == [tokens(5, 1 + 2 + 7) | details]
+
+
+def test_running_usage_is_exact_and_never_goes_back_at_the_seam() -> None:
+    play = (
+        Play(ALWAYS).reads(role(), content("a", usage=tokens(9, 4)), content("b", usage=tokens(9, 6))).ends()
+    )
+    play.leg2(
+        role(ID2),
+        content("c", ID2, usage=tokens(15, 1)),
+        chunk({}, "stop", ident=ID2),
+        usage(15, 2, ID2),
+        DONE,
+    )
+    counts = [u["completion_tokens"] for u in play.whole().usages]
+    assert counts == [4, 6, 7, 8]
+    assert {u["prompt_tokens"] for u in play.told.usages} == {9}
+
+
+def test_a_missing_usage_of_leg_2_is_estimated() -> None:
+    play = Play(ASKS).reads(content("abcd")).ends()
+    play.leg2(content("efghijkl", ID2), chunk({}, "stop", ident=ID2), ended=Failure.DISCONNECT)
+    assert play.whole().usages == [tokens(5, 3)]
+
+
+def test_prompt_ids_of_leg_2_are_not_shown() -> None:
+    play = Play({"return_token_ids": True}).reads(content("a")).ends()
+    first = event(
+        {
+            **ID2,
+            "choices": [{"index": 0, "delta": {"content": "b"}, "token_ids": [4]}],
+            "prompt_token_ids": [1],
+        }
+    )
+    play.leg2(first, chunk({}, "stop", ident=ID2), DONE).whole()
+    assert b"prompt_token_ids" not in play.sent
+    assert b'"token_ids":[4]' in play.sent
+
+
+LEG2_FAILURES: dict[str, tuple[list[bytes], Failure | None, str]] = {
+    "eof": ([content("b", ID2)], Failure.EOF, "leg2_broken"),
+    "disconnect": ([content("b", ID2)], Failure.DISCONNECT, "leg2_broken"),
+    "done": ([content("b", ID2), DONE], None, "leg2_broken"),
+    "error": ([content("b", ID2), ERROR], None, "leg2_broken"),
+    "abort": ([content("b", ID2), chunk({}, "abort", ident=ID2)], None, "leg2_broken"),
+    "malformed": ([content("b", ID2), b"data: {\n\n"], None, "leg2_broken"),
+    "nothing": ([], Failure.EOF, "leg2_broken"),
+}
+
+
+@pytest.mark.parametrize("name", LEG2_FAILURES)
+def test_a_failed_leg_2_fails_the_stream_under_the_first_failure_and_there_is_no_third(name: str) -> None:
+    reads, ended, reason = LEG2_FAILURES[name]
+    play = Play().reads(role(), content("a")).ends(Failure.DISCONNECT).leg2(*reads, ended=ended)
+    assert play.failed().errors[0]["code"] == "disconnect"
+    assert (play.record.outcome, play.record.reason, len(play.legs)) == ("failed", reason, 1)
+
+
+def test_what_an_engine_says_of_a_refusal_is_kept_without_the_conversation() -> None:
+    play = Play().reads(content("a secret of ours")).ends()
+    message = "continue_final_message is set but ... compatible.Final message to continue: a secret of ours\nRendered"
+    play.does(
+        play.splice.leg2_refused(400, json.dumps({"error": {"message": message, "code": 400}}).encode(), 0)
+    )
+    answer = play.failed()
+    assert (play.record.leg2_status, play.record.reason) == (400, "leg2_refused")
+    assert play.record.leg2_message == "continue_final_message is set but ... compatible."
+    assert "compatible" not in answer.errors[0]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>bad gateway</html>", b'"text"', b"[1]", b'{"detail":"Not Found"}', b"\xff"]
+)
+def test_any_refusal_is_taken(body: bytes) -> None:
+    play = Play().reads(content("a")).ends()
+    play.does(play.splice.leg2_refused(502, body, 0)).failed()
+
+
+def test_leg_2_that_ends_without_a_word_finishes_a_content_and_fails_a_thinking() -> None:
+    ending = [role(ID2), chunk({}, "stop", ident=ID2), DONE]
+    assert Play().reads(content("all said")).ends().leg2(*ending).whole().content == "all said"
+    play = Play().reads(reasoning("hm")).ends().leg2(*ending)
+    play.failed()
+    assert play.record.reason == "leg2_empty"
+
+
+def test_an_exact_repetition_is_swallowed_and_one_that_departs_fails() -> None:
+    start = "The sea is wide and the ships are many, and so "
+    pieces = [content(start[:20], ID2), content(start[20:] + "we sail.", ID2)]
+    play = Play(ASKS).reads(content(start)).ends().leg2(*finished(*pieces))
+    assert play.whole().content == start + "we sail."
+    assert play.told.usages[0]["completion_tokens"] == 7  # leg 2 wrote, and counted, all of it
+    play = Play().reads(content(start)).ends().leg2(role(ID2), content(start[:42], ID2), content("BUT", ID2))
+    assert play.failed().content == start
+    assert play.record.reason == "leg2_restarted"
+
+
+def test_a_stop_string_across_the_seam_ends_the_answer() -> None:
+    play = Play({"stop": ["###"]} | ASKS).reads(content("text #")).ends()
+    answer = play.leg2(role(ID2), content("#", ID2), content("# and more", ID2)).whole()
+    assert (answer.content, answer.finishes) == ("text #", ["stop"])
+    assert len(answer.usages) == 1
+
+
+def test_tool_calls_of_leg_2_come_after_the_text_that_was_held() -> None:
+    call = chunk({"content": None, "tool_calls": [{"index": 0, "id": "t"}]}, ident=ID2)
+    play = Play({"stop": ["#END"]}).reads(content("text #")).ends()
+    answer = play.leg2(*finished(content("E", ID2), call, finish="tool_calls")).whole()
+    assert (answer.content, answer.tool_calls, answer.finishes) == (
+        "text #E",
+        [{"index": 0, "id": "t"}],
+        ["tool_calls"],
+    )
+
+
+def test_a_choice_of_leg_2_that_nobody_asked_for_is_dropped() -> None:
+    other = event({**ID2, "choices": [{"index": 1, "delta": {"content": "zzz"}}]})
+    assert Play().reads(content("a")).ends().leg2(*finished(other, content("b", ID2))).whole().content == "ab"
+
+
+ODD = [
+    event({**ID, "choices": None}),
+    event({**ID, "choices": [None, 3, "x"]}),
+    event({**ID, "choices": {"index": 0}}),
+    event({**ID, "choices": [{"delta": None, "index": None}]}),
+    event({**ID, "choices": [{"delta": "text", "finish_reason": 0}]}),
+    event({"usage": "many"}),
+    event({"usage": {"completion_tokens": "x", "completion_tokens_details": 3}}),
+    event(None),
+    event("text"),
+    event([]),
+    b"data: NaN\n\n",
+    b"data: " + b"[" * 300 + b"]" * 300 + b"\n\n",
+    b"data:\n\n",
+    b"id: 7\nretry: 3\n\n",
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_events_are_forwarded_on_leg_1_and_survived_on_leg_2(odd: bytes) -> None:
+    play = Play().reads(role(), odd, content("a"))
+    assert play.sent == role() + odd + content("a")
+    assert play.ends().leg2(*finished(odd, content("b", ID2))).whole().content == "ab"
+
+
+@pytest.mark.parametrize("halves", [("\ud83d", "\ude00")])
+def test_halves_of_a_character_are_joined_in_the_prefix(halves: tuple[str, str]) -> None:
+    play = Play().reads(content("x"), *map(content, halves)).ends()
+    assert play.legs[0]["messages"][-1]["content"] == "x😀"
+    play = Play().reads(content("x"), content(halves[0])).ends()
+    assert play.legs[0]["messages"][-1]["content"] == "x"
+
+
+def test_an_event_without_end_stops_the_reading_along_but_not_the_stream() -> None:
+    play = Play(event_limit=100).reads(role(), content("x"), b"data: " + b"y" * 200)
+    assert play.splice.phase is Phase.UNFRAMED
+    play.reads(b"z\n\n", DONE).ends()
+    assert play.sent == role() + content("x") + b"data: " + b"y" * 200 + b"z\n\n" + DONE
+    assert play.splice.record() is None
+
+
+def test_an_event_without_end_that_breaks_off_is_told() -> None:
+    play = Play(event_limit=100).reads(b"data: " + b"y" * 200).ends(Failure.DISCONNECT)
+    assert play.sent.endswith(b"}}\n\n")
+    assert play.record.reason == "event_too_large"
+
+
+def test_a_fault_of_our_own_leaves_leg_1_alone_and_ends_leg_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("continuation.leg.Leg.absorb", broken)
+    stream = role() + content("x") + chunk({}, "stop") + DONE
+    play = Play().reads(stream)
+    assert play.sent == stream
+    monkeypatch.undo()
+    play = Play().reads(content("x")).ends()
+    monkeypatch.setattr("continuation.rewrite.Rewriter.chunk", broken)
+    play.leg2(content("y", ID2)).failed()
+    assert play.record.reason == "internal_error"
+
+
+def test_a_body_that_cannot_be_built_ends_the_stream() -> None:
+    play = Play()
+    object.__setattr__(play.plan, "body", b"{")
+    play.reads(content("x")).ends()
+    assert play.failed().errors[0]["code"] == "internal_error"
+
+
+@pytest.mark.parametrize("when", ["before", "leg1", "leg2"])
+def test_a_client_that_left_is_recorded_with_what_it_got(when: str) -> None:
+    play = Play()
+    if when != "before":
+        play.reads(role(), content("abcdefgh"))
+    if when == "leg2":
+        play.ends()
+    play.splice.client_gone(3)
+    record = play.record
+    assert (record.outcome, record.reason) == ("client_gone", "client_gone")
+    assert record.tokens_recovered == (0 if when == "before" else 2)
+    assert record.decision == ("continue" if when == "leg2" else "none")
+
+
+def test_a_splice_that_has_ended_does_nothing_more() -> None:
+    play = Play().reads(content("a"), chunk({}, "stop"), DONE)
+    sent = play.sent
+    assert play.splice.received(content("b"), 1) == []
+    play.ends()
+    play.splice.client_gone(1)
+    assert play.does(play.splice.broke(1)).sent == sent
+    assert play.splice.record() is None
+
+
+def test_every_phase_has_its_ways_and_no_others() -> None:
+    assert set(NEXT) == set(Phase)
+    play = Play()
+    with pytest.raises(RuntimeError, match="no way from LEG1 to LEG2"):
+        play.splice._enter(Phase.LEG2)
+
+
+def test_text_is_recorded_only_where_that_is_asked_for() -> None:
+    for store, kept in ((False, ("", "")), (True, ("ab", "cd"))):
+        play = Play(store_text=store).reads(content("ab")).ends().leg2(*finished(content("cd", ID2)))
+        assert (play.record.partial_text, play.record.continued_text) == kept

@@ -1,0 +1,23 @@
+"""Settings for the tests: the site's own, with nothing of the developer's environment in them."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["DOWNSTREAM_URL"] = "http://127.0.0.1:9"
+os.environ["SECRET_KEY"] = "tests-only"
+for _name in (
+    "CONTINUATION_MODEL",
+    "CONTINUATION_ENGINE",
+    "CONTINUATION_URL",
+    "DATABASE_URL",
+    "GATEWAY_ROLE",
+):
+    os.environ.pop(_name, None)
+    os.environ.pop(f"{_name}_FILE", None)
+
+from gatewaysite.settings import *  # noqa: E402, F403
+from gatewaysite.settings import DATABASES  # noqa: E402
+
+# Threads share it: an in-memory SQLite would lock whole tables.
+DATABASES["default"]["TEST"] = {"NAME": str(Path(tempfile.mkdtemp(prefix="gateway-tests-")) / "test.sqlite3")}
