@@ -261,6 +261,20 @@ def test_a_last_event_without_its_blank_line_counts(
         one_whole_answer(stream, reasoning="", content="yes", like=VLLM)
 
 
+@pytest.mark.parametrize(
+    "last", [b"data", b"data:", b"data: ", b"event: message\ndata", b"id: 4", b"event: error", b": pi"]
+)
+def test_a_beginning_of_an_event_is_not_shown(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat, last: bytes
+) -> None:
+    legs = (
+        Reply([*started(VLLM, [], ["a"]), Send(last), Cut()]),
+        Reply([*started(VLLM_LEG2, [], ["b"]), *ended(VLLM_LEG2)]),
+    )
+    stream = read(gateway(), upstream, chat, body(), *legs)
+    one_whole_answer(stream, reasoning="", content="ab", like=VLLM)
+
+
 def test_an_error_after_the_finish_leaves_the_answer_whole(
     gateway: GatewayFor, upstream: Upstream, chat: Chat
 ) -> None:

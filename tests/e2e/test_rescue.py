@@ -181,7 +181,7 @@ FORMS = [
         f"<|open|>think<|sep|>{R}",
         "thinking",
     ),
-    ("DeepSeek-V4-Flash", "sglang", f"<think>{R}</think>{C}", f"<think>{R}", "thinking"),
+    ("DeepSeek-V4-Flash", "sglang", f"{R}</think>{C}", R, "thinking"),
     ("GLM-5.3", "", f"<think>{R}</think>{C}", f"<think>{R}", None),
 ]
 
