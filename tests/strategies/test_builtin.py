@@ -60,7 +60,7 @@ def test_every_built_in_row_is_valid():
         ("Qwen/Qwen3.6-35B-A3B", "sglang", "qwen3.6-sglang", {"content": "R</think>C"}),
         ("Qwen/Qwen3.6-35B-A3B", "vllm", "qwen3.6-vllm", {"reasoning": "R", "content": "C"}),
         ("zai-org/GLM-5.3", "sglang", "glm-5.3", {"content": "<think>R</think>C"}),
-        ("DeepSeek-V4-Flash", "sglang", "deepseek-v4-flash-sglang", {"content": "<think>R</think>C"}),
+        ("DeepSeek-V4-Flash", "sglang", "deepseek-v4-flash-sglang", {"content": "R</think>C"}),
         ("llama-9", "vllm", "generic", {"content": "<think>R</think>C"}),
     ],
 )
