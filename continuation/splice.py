@@ -282,7 +282,7 @@ class Splice:
 
     def _leg1_over(self, failure: Failure, now: float) -> list[Action]:
         last = self._decoder.finish()
-        if last is None or (last.data is None and last.name != "error"):
+        if last is None or not (last.data or last.name == "error"):
             return self._fail(failure, now)
         found, value = self._leg1_event(last, now)
         if found is Failure.MALFORMED:  # cut inside the event: the cut is the failure
@@ -438,7 +438,7 @@ class Splice:
         """Leg 2's bytes are over, or hold something that ends them."""
         assert self._rewriter
         last = self._decoder.finish() if failure in (Failure.EOF, Failure.DISCONNECT) else None
-        if last is not None and last.data is not None and not _is_cut(last):
+        if last is not None and last.data and not _is_cut(last):
             events, ending = self._leg2_event(last, now)
             return [
                 *_send(events),
@@ -609,7 +609,7 @@ def _failure_in(event: Event, value: Any) -> Failure | None:
 
 
 def _is_cut(event: Event) -> bool:
-    if event.data in (DONE, None):
+    if event.data == DONE:
         return False
     try:
         parse(event.data or b"")

@@ -35,7 +35,7 @@ PARSE_INLINE_BYTES = 2**18
 
 
 async def chat_completions(request: HttpRequest) -> HttpResponseBase:
-    if request.method != "POST":
+    if request.method != "POST" or settings.GATEWAY_ROLE == "admin":
         return await proxy(request)
     size = _body_size(request)
     if size > settings.MAX_REQUEST_BODY_MB * MB:

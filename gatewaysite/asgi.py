@@ -24,6 +24,9 @@ from strategies import cache  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
+# The first requests should find the strategies; a database that is away must not keep the rest from being proxied.
+STRATEGIES_SECONDS = 5.0
+
 
 def check_settings() -> None:
     """Log the warnings of the system checks; raise ImproperlyConfigured that lists the errors."""
@@ -51,4 +54,6 @@ async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 check_settings()
 cache.start()
+if not cache.wait_until_loaded(STRATEGIES_SECONDS):
+    logger.warning("the strategies are not loaded yet; streams are not guarded until they are")
 application = ProtocolTypeRouter({"http": http, "websocket": websocket.refuse, "lifespan": lifespan})

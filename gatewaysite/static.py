@@ -5,13 +5,17 @@ from pathlib import Path
 
 from asgiref.sync import sync_to_async
 from django.contrib.staticfiles import finders
+from django.core.exceptions import SuspiciousFileOperation
 from django.http import HttpRequest, HttpResponse
 
 from continuation.views import not_found
 
 
 def _read(path: str) -> bytes | None:
-    found = finders.find(path)
+    try:
+        found = finders.find(path)
+    except SuspiciousFileOperation:  # a path that leads out of the static folders
+        return None
     return Path(found).read_bytes() if isinstance(found, str) and Path(found).is_file() else None
 
 

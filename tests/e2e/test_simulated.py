@@ -1,0 +1,119 @@
+"""Built-in strategies against an engine whose next token depends on the exact prompt: a rescued answer equals the
+uninterrupted one only if the gateway rebuilt the prompt exactly."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from continuation.simulator import Config, Simulator
+from tests.e2e.asking import asking_usage
+from tests.e2e.conftest import Chat, GatewayFor
+from tests.harness.client import Answer
+from tests.harness.gateway import Gateway
+
+
+@contextmanager
+def running(config: Config) -> Iterator[Simulator]:
+    """A simulator with an event loop and a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="simulator")
+    thread.start()
+    simulator = Simulator(config)
+
+    def wait_for(what: object) -> None:
+        asyncio.run_coroutine_threadsafe(what, loop).result(20)  # type: ignore[arg-type]
+
+    wait_for(simulator.start())
+    try:
+        yield simulator
+    finally:
+        wait_for(simulator.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()
+
+
+# engine, template, CONTINUATION_MODEL
+PAIRS = [
+    ("vllm", "qwen", "Qwen/Qwen3.6-35B-A3B"),
+    ("sglang", "qwen", "Qwen/Qwen3.6-35B-A3B"),
+    ("vllm", "generic", "house-model"),
+    ("sglang", "generic", "GLM-5.3"),
+    ("sglang", "kimi-k3", "moonshotai/Kimi-K3"),
+    ("sglang", "deepseek-v4", "DeepSeek-V4-Flash"),
+]
+FAULTS = {
+    "vllm": [
+        "reset",
+        "disconnect",
+        "eof",
+        "cut_inside_event",
+        "error_event",
+        "aborted",
+        "malformed",
+        "stall_with_pings",
+    ],
+    "sglang": [
+        "reset",
+        "disconnect",
+        "half_closed",
+        "done_without_finish",
+        "error_event",
+        "aborted",
+        "stall",
+    ],
+}
+PLACES = ["in=reasoning; after=1", "in=reasoning; after=9", "in=content; after=1", "in=content; after=30"]
+
+
+@pytest.mark.parametrize(("engine", "template", "model"), PAIRS)
+def test_a_rescued_answer_equals_the_uninterrupted_one(
+    gateway: GatewayFor, chat: Chat, engine: str, template: str, model: str
+) -> None:
+    with running(Config(engine=engine, template=template, model="served")) as simulator:
+        one = gateway(
+            DOWNSTREAM_URL=simulator.url,
+            CONTINUATION_MODEL=model,
+            CONTINUATION_ENGINE=engine,
+            STALL_IDLE_TIMEOUT_SECONDS="0.5",
+        )
+        ask = asking(one, chat)
+        for number, fault in enumerate(FAULTS[engine]):
+            question = f"question {number}"
+            whole = ask(question, "")
+            assert whole.reasoning
+            for place in PLACES:
+                rescued = ask(question, f"{fault}; {place}")
+                assert (rescued.reasoning, rescued.content) == (whole.reasoning, whole.content), (
+                    fault,
+                    place,
+                )
+                assert (rescued.finish_reasons, rescued.done, rescued.errors) == (["stop"], 1, []), (
+                    fault,
+                    place,
+                )
+                assert len(rescued.usages) == 1
+        asked = len(FAULTS[engine]) * (1 + 2 * len(PLACES))
+        assert len(simulator.requests) == asked
+        assert simulator.open_streams == 0
+
+
+def test_a_renderer_that_ignores_the_flag_is_noticed(gateway: GatewayFor, chat: Chat) -> None:
+    """Its strategy asks for the token route; under the wrong strategy the answer departs, and is not joined."""
+    with running(Config(engine="vllm", template="kimi-k3", model="served")) as simulator:
+        one = gateway(DOWNSTREAM_URL=simulator.url, CONTINUATION_MODEL="Kimi-K3", CONTINUATION_ENGINE="vllm")
+        failed = asking(one, chat)("question", "reset; in=content; after=9")
+        assert [error["code"] for error in failed.errors] == ["route_unavailable"]
+        assert len(simulator.requests) == 1
+
+
+def asking(one: Gateway, chat: Chat) -> Callable[[str, str], Answer]:
+    def ask(question: str, fault: str) -> Answer:
+        asked = asking_usage(model="served", messages=[{"role": "user", "content": question}])
+        stream = chat(one, asked, [("X-Simulate-Fault", fault)] if fault else [])
+        return Answer.of(stream.read_rest().body)
+
+    return ask
