@@ -12,7 +12,7 @@ import httpx
 
 from continuation import audit
 from continuation.client import Upstream
-from continuation.events import Failure
+from continuation.events import Failure, StreamRecord
 from continuation.failures import describe
 from continuation.splice import Action, CloseLeg, OpenLeg, Phase, Send, Splice
 from continuation.sse import comment_line
@@ -75,8 +75,7 @@ class Relay:
         finally:
             splice.client_gone(time.monotonic())
             await self._release()
-            if record := splice.record():
-                audit.record(record)
+            keep(splice.record())
 
     async def _next_actions(self) -> list[Action]:
         """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive."""
@@ -177,6 +176,22 @@ class Relay:
             opening.cancel()
             with suppress(asyncio.CancelledError, httpx.HTTPError):
                 (await opening).body.close()
+
+
+def keep(record: StreamRecord | None) -> None:
+    """Into the log and the audit, unless the stream needed nothing."""
+    if record is None:
+        return
+    logger.info(
+        "request %s: %s %s, %s %s: %s",
+        record.request_id,
+        record.failure or "left by its client",
+        record.case,
+        record.decision,
+        record.route,
+        " ".join(filter(None, (record.outcome, record.reason))),
+    )
+    audit.record(record)
 
 
 async def _beginning(body: Body) -> bytes:

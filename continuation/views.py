@@ -15,12 +15,11 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from continuation import audit
 from continuation.client import Upstream, open_upstream
 from continuation.failures import describe, status_for
 from continuation.http import RawHeaders, end_to_end, json_error, with_headers
 from continuation.plan import Choice, Guarded, PassReason, Passthrough, plan
-from continuation.relay import Relay
+from continuation.relay import Relay, keep
 from continuation.splice import Options, Splice
 from continuation.streams import RelayResponse, break_off
 from continuation.usage import Estimator
@@ -93,8 +92,7 @@ async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
         return _undelivered(request, trouble, "guarded")
     except asyncio.CancelledError:
         splice.client_gone(time.monotonic())
-        if record := splice.record():
-            audit.record(record)
+        keep(splice.record())
         raise
     if upstream.status != 200 or not upstream.is_event_stream:
         return _as_it_is(request, upstream, "guarded")
