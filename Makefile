@@ -1,0 +1,81 @@
+# Everything is built in $(VENV); nothing outside this directory is changed, but for pip's own cache.
+
+VENV ?= .venv
+# The interpreter to build $(VENV) with; empty: the newest suitable one.
+PYTHON ?=
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+ONCE ?=
+
+BIN := $(VENV)/bin
+# Named after PYTHON, so that another interpreter makes another start.
+STAMP := $(VENV)/.installed$(subst /,-,$(PYTHON))
+# So that neither a .env file nor a database decides whether the code is in order.
+CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check run bench clean
+
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP)  ## build .venv (PYTHON=... to choose the interpreter); again when pyproject.toml has changed
+
+demo: $(STAMP)  ## watch broken answers being continued (ONCE=1 ends by itself, with status 0 or 1)
+	@$(BIN)/python manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
+
+test: $(STAMP)  ## run the tests (ARGS=... for pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## lint, format, types, missing migrations, system checks
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(CHECKED) $(BIN)/mypy
+	@$(CHECKED) $(BIN)/python manage.py makemigrations --check --dry-run
+	@$(CHECKED) $(BIN)/python manage.py check --fail-level WARNING
+
+run: $(STAMP)  ## migrate, then serve with the settings of .env (HOST=127.0.0.1 PORT=8000)
+	@$(BIN)/python manage.py check
+	@$(BIN)/python manage.py migrate --no-input
+	@echo "serving on http://$(HOST):$(PORT)"; \
+	exec $(BIN)/python -m daphne -b $(HOST) -p $(PORT) gatewaysite.asgi:application
+
+bench: $(STAMP)  ## measure CPU time per forwarded chunk, side by side (ARGS="--streams 20 --rounds 3")
+	@$(BIN)/python -c 'import uvloop' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@$(BIN)/python bench/relays.py $(ARGS)
+	@$(BIN)/python bench/transports.py
+
+clean:  ## delete .venv and caches; .env and the database stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian ships python3 without ensurepip; pip, where it is installed for that python, can fill the new one from outside.
+$(STAMP): pyproject.toml
+	@suits() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }; \
+	version() { "$$1" -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'not there'; }; \
+	built() { suits $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
+	wanted() { [ -z '$(PYTHON)' ] || [ "$$(version $(BIN)/python)" = "$$(version '$(PYTHON)')" ]; }; \
+	fail() { echo "make: $$*" >&2; exit 1; }; \
+	if built && wanted; then \
+		echo "bringing $(VENV) (Python $$(version $(BIN)/python)) up to date with pyproject.toml"; \
+	else \
+		for python in $(if $(PYTHON),'$(PYTHON)',python3.13 python3.12 python3.11 python3) ''; do \
+			if suits "$$python"; then break; fi; \
+		done; \
+		[ "$$python" ] || fail "Python 3.11 or newer is needed, and $(or $(PYTHON),python3) is $$(version '$(or $(PYTHON),python3)'):" \
+			"name one, such as PYTHON=/path/to/python3.12"; \
+		echo "building $(VENV) with Python $$(version "$$python"), once"; \
+		if "$$python" -c 'import ensurepip' 2>/dev/null; then \
+			"$$python" -m venv --clear '$(VENV)' || fail "$$python could not build $(VENV)"; \
+		else \
+			"$$python" -m pip --version >/dev/null 2>&1 || \
+				fail "pip is missing: install python3-venv or python3-pip, or name another Python with PYTHON=..."; \
+			"$$python" -m venv --clear --without-pip '$(VENV)' && \
+			"$$python" -m pip --python $(BIN)/python install --quiet --disable-pip-version-check pip || \
+				fail "$$python could not build $(VENV)"; \
+		fi; \
+	fi; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' || \
+		fail "pip could not install what pyproject.toml names"
+	@touch '$(STAMP)'
