@@ -1,0 +1,1 @@
+"""What `manage.py demo` plays: broken answers that are continued, watched as a client sees them."""
