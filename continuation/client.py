@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 
@@ -24,7 +25,21 @@ def shared() -> httpx.AsyncClient:
             limit=settings.DOWNSTREAM_CONNECTION_LIMIT, connect_timeout=settings.CONNECT_TIMEOUT_SECONDS
         )
         _shared = loop, httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
+        _close_before_daphne_stops(loop)
     return _shared[1]
+
+
+def _close_before_daphne_stops(loop: asyncio.AbstractEventLoop) -> None:
+    """daphne has no lifespan events; its reactor, which runs on the same loop, tells when it stops."""
+    reactor = sys.modules.get("twisted.internet.reactor")
+    if reactor is None or getattr(reactor, "_asyncioEventloop", None) is not loop:
+        return
+    from twisted.internet.defer import Deferred
+
+    def close() -> Deferred[None]:
+        return Deferred.fromFuture(asyncio.ensure_future(close_shared(), loop=loop))
+
+    reactor.addSystemEventTrigger("before", "shutdown", close)
 
 
 async def close_shared() -> None:

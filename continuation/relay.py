@@ -67,6 +67,7 @@ class Relay:
                             self._sent_at = time.monotonic()
                             splice.waited_for_client(self._sent_at - sending)
                         case OpenLeg(body):
+                            self._heard_at = time.monotonic()
                             self._opening = asyncio.create_task(
                                 self._open(body), name=f"continuation of {splice.request_id}"
                             )

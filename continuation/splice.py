@@ -315,6 +315,8 @@ class Splice:
         self._enter(Phase.DECIDING)
         self._failure, self._leg1_ended = failure, now
         self._held, self._held_value = held, value
+        if failure is Failure.ERROR_EVENT:
+            self._failure_detail = str(error_object(value).get("message") or "")
         leg = self._leg1
         self._partial = Partial(*map(without_lone_surrogates, (leg.partial.reasoning, leg.partial.content)))
         self._before = delivered(
@@ -583,7 +585,7 @@ class Splice:
             leg2_status=self._leg2_status,
             leg2_message=self._leg2_message,
             usage_before=leg.last_usage,
-            usage_after=self._joined(self._leg2_counts()) if continued else None,
+            usage_after=self._joined(self._leg2_counts()) if self._outcome is Outcome.RESCUED else None,
             partial_text=partial.reasoning + partial.content if self.options.store_text else "",
             continued_text=self._continued_text() if self.options.store_text else "",
             extra={"failure_detail": first_line(self._failure_detail, self._conversation())},

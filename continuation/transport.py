@@ -80,16 +80,31 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The extension "target", bytes, is sent as the request target in place of the URL's own."""
         with _as_httpx_errors(request):
-            answer = await self._open_session().request(
-                request.method,
-                _url(request),
-                headers=[(name.decode("ascii"), _text(value)) for name, value in _sendable(request)],
-                data=_data(request),
-                allow_redirects=False,
-            )
+            answer = await self._send(request)
         body = Body(answer, request)
         return httpx.Response(
             answer.status, headers=answer.raw_headers, stream=body, extensions={"body": body}
+        )
+
+    async def _send(self, request: httpx.Request) -> aiohttp.ClientResponse:
+        """A kept connection may close just as it is taken: nothing was answered then, and a new one is tried."""
+        data = _data(request)
+        try:
+            return await self._send_once(request, data)
+        except aiohttp.ClientConnectionResetError:
+            if not isinstance(data, bytes | None):
+                raise
+        return await self._send_once(request, data)
+
+    async def _send_once(
+        self, request: httpx.Request, data: bytes | AsyncIterator[bytes] | None
+    ) -> aiohttp.ClientResponse:
+        return await self._open_session().request(
+            request.method,
+            _url(request),
+            headers=[(name.decode("ascii"), _text(value)) for name, value in _sendable(request)],
+            data=data,
+            allow_redirects=False,
         )
 
     async def aclose(self) -> None:

@@ -13,8 +13,10 @@ from django.core import checks
 from django.core.asgi import get_asgi_application
 from django.core.exceptions import ImproperlyConfigured
 
+from gatewaysite.leaving import leaving_cleanly
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
-django_application = get_asgi_application()
+django_application = leaving_cleanly(get_asgi_application())
 
 # Only now, because these need the application registry.
 from continuation.streams import CLOSE_CONNECTION, daphne_closer  # noqa: E402

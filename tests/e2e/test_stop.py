@@ -1,0 +1,30 @@
+"""A gateway that is stopped leaves quietly, with idle and with busy connections to downstream."""
+
+import json
+from pathlib import Path
+
+from tests.e2e.asking import body
+from tests.harness.client import Stream, call
+from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.shapes import VLLM, started
+from tests.harness.upstream import Gate, Pause, Reply, Upstream, json_reply
+
+
+def test_sigterm_closes_connections_and_logs_no_trouble(tmp_path: Path) -> None:
+    upstream, gate = Upstream(), Gate()
+    template = migrated_database(tmp_path / "template.sqlite3")
+    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, template, tmp_path)
+    try:
+        upstream.script(json_reply({"data": []}), Reply([*started(VLLM, [], ["some "]), Pause(gate)]))
+        assert call(one.port, "GET", "/v1/models").status == 200
+        with Stream(one.port, "POST", "/v1/chat/completions", [], json.dumps(body()).encode()) as stream:
+            stream.read_until(b"some ")
+            request_id = stream.all("X-Request-Id")[0]
+            assert one.stop() == 0
+        upstream.wait_until_idle()
+        assert not TROUBLE.search(one.log), one.log
+        assert one.event(request_id)["outcome"] == "client_gone", one.log
+    finally:
+        gate.open()
+        one.stop()
+        upstream.stop()
