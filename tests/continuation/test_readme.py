@@ -1,0 +1,136 @@
+"""The README and .env.example against the project: what they name exists, and what exists is named."""
+
+import ast
+import re
+import subprocess
+
+import pytest
+from django.conf import settings
+from django.core.management import get_commands
+
+from continuation.events import Failure, Reason
+from continuation.plan import PassReason
+from strategies.models import Strategy
+
+README = (settings.BASE_DIR / "README.md").read_text("utf-8")
+MAKEFILE = (settings.BASE_DIR / "Makefile").read_text("utf-8")
+EXAMPLE = (settings.BASE_DIR / ".env.example").read_text("utf-8")
+# Defaults that are no literals, and how the table words them.
+WORDED = {
+    "DOWNSTREAM_URL": "required",
+    "CONTINUATION_URL": "`DOWNSTREAM_URL`",
+    "DATABASE_URL": "a file `db.sqlite3`",
+    "SECRET_KEY": "random",
+}
+
+
+def table(heading: str, columns: str) -> dict[str, str]:
+    """Of the table below a heading whose head begins with these columns: first cell -> second cell."""
+    section = re.split(r"\n#+ ", README.split(f"# {heading}\n", 1)[1])[0]
+    start = section.index(f"| {columns} |")
+    lines = section[start:].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1] for row in cells}
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", text))
+
+
+def environment_calls() -> dict[str, str]:
+    """Each variable that the settings read, and its default as a person would write it."""
+    tree = ast.parse((settings.BASE_DIR / "gatewaysite/settings.py").read_text("utf-8"))
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_env."):
+            if not node.args:
+                continue
+            name, *rest = node.args
+            default = rest[0] if rest else ast.Constant("")
+            found[ast.literal_eval(name)] = shown(default)
+    return found
+
+
+def shown(default: ast.expr) -> str:
+    if not isinstance(default, ast.Constant):
+        return "(computed)"
+    value = str(default.value).lower() if isinstance(default.value, bool) else str(default.value)
+    return f"`{value}`" if value else ""
+
+
+def test_the_settings_table_is_what_the_settings_read_with_their_defaults() -> None:
+    told = {name.strip("`"): default for name, default in table("Settings", "name").items()}
+    read = environment_calls()
+    assert len(read) > 20
+    assert told == {**read, **WORDED}
+
+
+def test_the_example_names_every_setting_once_and_its_defaults_are_the_defaults() -> None:
+    pairs = re.findall(r"^(#?)([A-Z_]+)=(.*)$", EXAMPLE, re.MULTILINE)
+    names = [name for _, name, _ in pairs]
+    assert sorted(names) == sorted(environment_calls())
+    defaults = {name: default.strip("`") for name, default in environment_calls().items()}
+    samples = {"CONTINUATION_URL", "DATABASE_URL", "CSRF_TRUSTED_ORIGINS"}
+    commented = {name: value for comment, name, value in pairs if comment and name not in samples}
+    assert commented == {name: defaults[name] for name in commented}
+
+
+def test_every_make_target_that_the_readme_names_exists_and_the_other_way_round() -> None:
+    named = set(re.findall(r"(?:^|`|\s)make ([a-z]+)", "\n".join(code_of(README))))
+    targets = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+    assert named <= targets
+    assert targets - {"help"} <= named
+
+
+def code_of(text: str) -> list[str]:
+    """What stands in backticks."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    return blocks + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def test_every_management_command_that_the_readme_names_exists_and_ours_are_named() -> None:
+    named = set(re.findall(r"manage\.py ([a-z_]+)", README))
+    commands = get_commands()
+    assert named <= set(commands)
+    ours = {name for name, app in commands.items() if app in ("continuation", "strategies")}
+    assert ours <= named
+
+
+def test_the_tables_of_failures_and_reasons_are_the_vocabulary() -> None:
+    failures = names_in(" ".join(table("How it decides", "failure")))
+    assert failures == {str(failure) for failure in Failure}
+    section = README.split("# How it decides\n")[1].split("\n### ")[0]
+    reasons = set(re.findall(r"\| `(\w+)` \|$", section, re.MULTILINE))
+    reasons |= names_in(" ".join(table("How it decides", "reason | meaning")))
+    assert reasons == {str(reason) for reason in Reason if reason}
+
+
+def test_the_table_of_pass_through_reasons_is_complete() -> None:
+    told = [name.strip("`") for name in table("What is passed through", "reason")]
+    assert told == [str(reason) for reason in PassReason]
+
+
+def test_the_table_of_strategy_fields_is_the_form_of_the_admin() -> None:
+    told = names_in(" ".join(table("Strategies", "field")))
+    editable = {field.name for field in Strategy._meta.fields if field.editable and not field.primary_key}
+    assert told == editable
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:continuation|bench)/\w+\.py)`", README))))
+def test_a_file_that_the_readme_names_exists(path: str) -> None:
+    assert (settings.BASE_DIR / path).is_file()
+
+
+def test_links_within_the_readme_lead_to_a_heading() -> None:
+    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(#([^)]+)\)", README)
+    assert links
+    assert set(links) <= anchors
+
+
+def test_help_tells_every_target() -> None:
+    command = ["make", "--no-print-directory", "help"]
+    told = subprocess.run(command, cwd=settings.BASE_DIR, capture_output=True, text=True, check=True).stdout
+    targets = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+    assert {line.split()[1] for line in told.splitlines()} == targets
