@@ -10,7 +10,7 @@ ONCE ?=
 
 BIN := $(VENV)/bin
 # Named after PYTHON, so that another interpreter makes another start.
-STAMP := $(VENV)/.installed$(subst /,-,$(PYTHON))
+STAMP := $(VENV)/.installed$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
 # So that neither a .env file nor a database decides whether the code is in order.
 CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
 
@@ -42,7 +42,7 @@ run: $(STAMP)  ## migrate, then serve with the settings of .env (HOST=127.0.0.1 
 	exec $(BIN)/python -m daphne -b $(HOST) -p $(PORT) gatewaysite.asgi:application
 
 bench: $(STAMP)  ## measure CPU time per forwarded chunk, side by side (ARGS="--streams 20 --rounds 3")
-	@$(BIN)/python -c 'import uvloop' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@$(BIN)/python -c 'import uvloop' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'
 	@$(BIN)/python bench/relays.py $(ARGS)
 	@$(BIN)/python bench/transports.py
 
@@ -72,10 +72,10 @@ $(STAMP): pyproject.toml
 			"$$python" -m pip --version >/dev/null 2>&1 || \
 				fail "pip is missing: install python3-venv or python3-pip, or name another Python with PYTHON=..."; \
 			"$$python" -m venv --clear --without-pip '$(VENV)' && \
-			"$$python" -m pip --python $(BIN)/python install --quiet --disable-pip-version-check pip || \
+			"$$python" -m pip --python $(BIN)/python install -qq --disable-pip-version-check pip || \
 				fail "$$python could not build $(VENV)"; \
 		fi; \
 	fi; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' || \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]' || \
 		fail "pip could not install what pyproject.toml names"
 	@touch '$(STAMP)'
