@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import orjson
 from continuation.sse import Event, data_event
 
 JSON = dict[str, Any]
+_DIGITS = re.compile("[0-9]{1,9}")
 REASONING_NAMES = ("reasoning", "reasoning_content")
 NO_FINISH = ("", "null")
 ABORTS = ("abort", "error")
@@ -125,7 +127,7 @@ def error_object(value: Any) -> JSON:
 
 def error_code(value: Any) -> int | None:
     code = error_object(value).get("code")
-    if isinstance(code, str) and code.isdigit():
+    if isinstance(code, str) and _DIGITS.fullmatch(code):
         return int(code)
     return code if isinstance(code, int) and not isinstance(code, bool) else None
 

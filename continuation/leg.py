@@ -18,6 +18,7 @@ from continuation.chunks import (
     text_of,
     usage_of,
 )
+from strategies.builders import without_lone_surrogates
 from strategies.types import Partial
 
 
@@ -77,6 +78,13 @@ class Leg:
         return bool(self._reasoning or self._content)
 
     @property
+    def has_whole_text(self) -> bool:
+        """Half a character alone is nothing that could be continued."""
+        if self._chars > 1:
+            return self.has_text
+        return any(without_lone_surrogates(text) for text in (*self._reasoning, *self._content))
+
+    @property
     def has_content(self) -> bool:
         return bool(self._content)
 
@@ -97,8 +105,9 @@ class Leg:
         return brings_something_new(chunk, tokens_before)
 
     def _identity(self, chunk: JSON) -> None:
-        if self.id is None:
-            self.id, self.created, self.model = chunk.get("id"), chunk.get("created"), chunk.get("model")
+        self.id = self.id or chunk.get("id")
+        self.created = self.created or chunk.get("created")
+        self.model = self.model or chunk.get("model")
         self.fingerprint = self.fingerprint or chunk.get("system_fingerprint")
 
     def _choice(self, choice: JSON) -> None:

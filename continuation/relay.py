@@ -175,7 +175,7 @@ class Relay:
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.cancel()
-            with suppress(asyncio.CancelledError, httpx.HTTPError):
+            with suppress(asyncio.CancelledError, Exception):  # whatever it is, the audit row must be kept
                 (await opening).body.close()
 
 

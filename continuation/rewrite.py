@@ -49,11 +49,6 @@ class Rewriter:
         chosen = [choice for choice in choices(chunk) if index_of(choice) == 0]
         return [event for choice in chosen for event in self._choice(self._shell(chunk), choice)]
 
-    def ending(self, finish: str | None) -> list[bytes]:
-        """The text still held at the seam, then a finish_reason of our own if one is given. Raises RestartDeparted."""
-        shown = self._texts(self._last, {}, self._seam.flush())
-        return shown + ([self._finish(finish)] if finish else [])
-
     def _choice(self, shell: JSON, choice: JSON) -> list[bytes]:
         self._last = shell
         delta = delta_of(choice)

@@ -200,10 +200,9 @@ class StopString:
     """Ends the answer before a stop string that begins in the partial and ends in leg 2."""
 
     def __init__(self, field: Field, delivered: str, stops: tuple[str, ...], *, shown: bool) -> None:
-        longest = max(map(len, stops), default=0)
         self._field = field
-        self._tail = delivered[max(0, len(delivered) - longest + 1) :] if longest else ""
-        self._stops = stops
+        # (stop, how much of its start the partial ends with), for each way that it may span the seam
+        self._spanning = [(stop, begun) for stop in stops for begun in _begun(stop, delivered)]
         self._shown = shown
         self._held = ""
         self.matched: str | None = None
@@ -212,31 +211,56 @@ class StopString:
         field, text = piece
         if self.matched is not None:
             return []
-        if not self._tail:
+        if not self._spanning:
             return [piece]
         if field is not self._field:
             return [*self.flush(), piece]
         self._held += text
-        ends = [(end, stop) for stop in self._stops if (end := self._end_of(stop))]
+        ends = [(len(stop) - begun, stop) for stop, begun in self._spanning if self._ends(stop, begun)]
         if ends:
             end, self.matched = min(ends)
             return _pieces(field, self._held[:end] if self._shown else "")
-        return [] if self._may_match() else self.flush()
+        self._spanning = [
+            (stop, begun) for stop, begun in self._spanning if stop.startswith(self._held, begun)
+        ]
+        return [] if self._spanning else self.flush()
 
     def flush(self) -> Pieces:
-        held, self._held, self._tail = self._held, "", ""
+        held, self._held, self._spanning = self._held, "", []
         return _pieces(self._field, held) if self.matched is None else []
 
-    def _end_of(self, stop: str) -> int:
-        """Where, in the held text, a spanning `stop` ends; 0 if there is none."""
-        spanning = (len(stop) - n for n in range(1, len(stop)) if self._tail.endswith(stop[:n]))
-        return next((rest for rest in spanning if self._held.startswith(stop[-rest:])), 0)
+    def _ends(self, stop: str, begun: int) -> bool:
+        left = len(stop) - begun
+        return left <= len(self._held) and stop.endswith(self._held[:left])
 
-    def _may_match(self) -> bool:
-        spanning = (
-            (stop, n) for stop in self._stops for n in range(1, len(stop)) if self._tail.endswith(stop[:n])
-        )
-        return any(stop[n:].startswith(self._held) for stop, n in spanning)
+
+def _begun(stop: str, delivered: str) -> list[int]:
+    """The lengths of the starts of `stop` that `delivered` ends with, but for all of it (Knuth, Morris, Pratt)."""
+    tail = delivered[max(0, len(delivered) - len(stop) + 1) :]
+    borders = _borders(stop)
+    length = 0
+    for character in tail:
+        while length and (length == len(stop) or stop[length] != character):
+            length = borders[length - 1]
+        length += stop[length] == character
+    found = []
+    while length:
+        if length < len(stop):
+            found.append(length)
+        length = borders[length - 1]
+    return found
+
+
+def _borders(text: str) -> list[int]:
+    """For each prefix of `text`, the length of its longest proper border."""
+    borders = [0] * len(text)
+    length = 0
+    for position in range(1, len(text)):
+        while length and text[length] != text[position]:
+            length = borders[length - 1]
+        length += text[length] == text[position]
+        borders[position] = length
+    return borders
 
 
 class Seam:

@@ -131,6 +131,7 @@ class Splice:
         self._partial = Partial()
         self._before = Delivered(0, 0)
         self._usage_sent = False
+        self._prompt_estimate: int | None = None
         self._leg2_usage: JSON | None = None
         self._failure: Failure | None = None
         self._failure_detail = ""
@@ -165,8 +166,10 @@ class Splice:
         leg = self._leg1
         if self.phase is not Phase.LEG1 or not self.options.enabled or leg.finish:
             return None
-        if leg.tool_call_seen or not leg.has_text:
+        if leg.tool_call_seen or not leg.has_whole_text:
             return None
+        if leg.unreadable or leg.too_large or leg.other_choices:
+            return None  # it could not be continued
         return self._progress_at + self.options.idle_timeout
 
     def waited_for_client(self, seconds: float) -> None:
@@ -227,7 +230,8 @@ class Splice:
         if self.ended:
             return []
         self._failure = self._failure or Failure.DISCONNECT
-        return self._failed(Reason.INTERNAL_ERROR, now)
+        unfinished = [Send(b"\n\n")] if self.phase is Phase.UNFRAMED else []
+        return [*unfinished, *self._failed(Reason.INTERNAL_ERROR, now)]
 
     # -- leg 1 -------------------------------------------------------------------------------------
 
@@ -264,6 +268,8 @@ class Splice:
         try:
             value = parse(event.data)
         except ValueError:
+            if event.name == "error":
+                return Failure.ERROR_EVENT, event.data.decode("utf-8", "replace")
             return Failure.MALFORMED, None
         failure = _failure_in(event, value)
         if failure is None and isinstance(value, dict):
@@ -277,7 +283,7 @@ class Splice:
         self._event_at = now
         if leg.absorb(chunk) or first:
             self._progress_at = now
-        if leg.last_usage is not None and not choices(chunk):
+        if usage_of(chunk) is not None and not choices(chunk):
             self._usage_sent = True
 
     def _leg1_over(self, failure: Failure, now: float) -> list[Action]:
@@ -361,7 +367,8 @@ class Splice:
         plan, partial = self.plan, self._partial
         body = continuation_body(parse_exact(plan.body), plan.strategy, partial, self._before.completion)
         self._seam = Seam(plan.strategy, partial, plan.stops, stop_shown=plan.stop_shown)
-        self._rewriter = Rewriter(self._leg1, self._seam, self._joined if plan.asks_usage_always else None)
+        running = plan.asks_usage_always and (plan.asks_usage or self._leg1.last_usage is not None)
+        self._rewriter = Rewriter(self._leg1, self._seam, self._joined if running else None)
         self._leg2 = Leg(self.options.partial_limit)
         self._decoder = EventDecoder(self.options.event_limit)
         self._enter(Phase.LEG2)
@@ -405,7 +412,9 @@ class Splice:
         try:
             value = parse(event.data or b"null")
         except ValueError:
-            return [], self._leg2_over(Failure.MALFORMED, now, "a data line that is no JSON")
+            if event.name != "error":
+                return [], self._leg2_over(Failure.MALFORMED, now, "a data line that is no JSON")
+            value = (event.data or b"").decode("utf-8", "replace")
         failure = _failure_in(event, value)
         if failure:
             message = str(error_object(value).get("message") or "") if failure is Failure.ERROR_EVENT else ""
@@ -535,7 +544,9 @@ class Splice:
         told, estimator = count(leg2, "prompt_tokens"), self.options.estimator
         if told is not None and has_media(dict(self.plan.request)):
             return max(0, told - estimator.tokens(prefix(self.plan.strategy, self._partial)))
-        return estimator.prompt_tokens(dict(self.plan.request))
+        if self._prompt_estimate is None:
+            self._prompt_estimate = estimator.prompt_tokens(dict(self.plan.request))
+        return self._prompt_estimate
 
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:

@@ -10,9 +10,11 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import aiohttp
 import httpx
+from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 # Below the 5 s after which uvicorn, and so both engines, close an idle connection: a request must not meet that.
@@ -43,10 +45,20 @@ class Body(httpx.AsyncByteStream):
     def __init__(self, answer: aiohttp.ClientResponse, request: httpx.Request) -> None:
         self._answer = answer
         self._request = request
+        self._protocol = answer.connection.protocol if answer.connection is not None else None
+        self._lost = self._protocol.closed if self._protocol is not None else None
+        if self._lost is not None:
+            self._lost.remove_done_callback(_noticed)  # the connection may have served an answer before
+            self._lost.add_done_callback(_noticed)
+            self._lost.add_done_callback(self._connection_lost)
+            answer.content.on_eof(self._forget)
 
     async def read(self) -> bytes:
+        content = self._answer.content
+        if content.exception() is not None and (arrived := _arrived(content)):
+            return arrived
         with _as_httpx_errors(self._request):
-            return await self._answer.content.readany()
+            return await content.readany()
 
     def read_nowait(self) -> bytes:
         """What has arrived already; "" if nothing has."""
@@ -63,10 +75,37 @@ class Body(httpx.AsyncByteStream):
 
     def close(self) -> None:
         """At once; a connection whose answer was not read to its end is not used again."""
+        self._forget()
         self._answer.close()
+
+    def _connection_lost(self, lost: asyncio.Future[None]) -> None:
+        """When a chunk cannot be read aiohttp closes the connection, but whoever waits for the body is not told."""
+        content, fault = (
+            self._answer.content,
+            self._protocol.exception() if self._protocol is not None else None,
+        )
+        if isinstance(fault, HttpProcessingError) and not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the framing of the answer is broken"))
+
+    def _forget(self) -> None:
+        """The connection outlives the answer."""
+        if self._lost is not None:
+            self._lost.remove_done_callback(self._connection_lost)
+            self._lost = None
 
     async def aclose(self) -> None:
         self.close()
+
+
+def _arrived(content: aiohttp.StreamReader) -> bytes:
+    """What came before the connection broke: aiohttp keeps it, but raises before it gives it out."""
+    return b"".join(iter(partial(content._read_nowait, -1), b"")) if content._buffer else b""
+
+
+def _noticed(lost: asyncio.Future[None]) -> None:
+    """Else asyncio logs that the exception of a connection that was reset was never retrieved."""
+    if not lost.cancelled():
+        lost.exception()
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):

@@ -14,7 +14,7 @@ JSON = dict[str, Any]
 # Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.
 _CJK = re.compile(
     "[\u2e80-\u303f\u3040-\u30ff\u3100-\u31ff\u3200-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff"
-    "\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff]"
+    "\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff]+"
 )
 _TEXT_PARTS = ("text", "input_text", "refusal", "thinking")
 
@@ -27,7 +27,7 @@ class Estimator:
     other: float = 4.0
 
     def tokens(self, text: str) -> int:
-        wide = len(_CJK.findall(text))
+        wide = 0 if text.isascii() else len(text) - len(_CJK.sub("", text))
         return math.ceil(round(wide / self.cjk + (len(text) - wide) / self.other, 9))
 
     def prompt_tokens(self, body: JSON) -> int:

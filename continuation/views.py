@@ -71,7 +71,8 @@ def not_found(request: HttpRequest) -> HttpResponse:
 
 def request_id(request: HttpRequest) -> str:
     """The client's X-Request-Id, or a new one that stays with the request."""
-    found: str = request.META.setdefault("HTTP_X_REQUEST_ID", uuid.uuid4().hex)
+    found: str = request.META.get("HTTP_X_REQUEST_ID") or uuid.uuid4().hex
+    request.META["HTTP_X_REQUEST_ID"] = found
     return found
 
 
