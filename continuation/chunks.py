@@ -89,6 +89,13 @@ def has_tool_call(delta: JSON) -> bool:
     return bool(delta.get("tool_calls")) or bool(delta.get("function_call"))
 
 
+def tool_ids_in(delta: JSON) -> list[str]:
+    """The ids of the tool calls that begin in a delta."""
+    calls = delta.get("tool_calls")
+    found = (call.get("id") for call in calls if isinstance(call, dict)) if isinstance(calls, list) else ()
+    return [name for name in found if isinstance(name, str) and name]
+
+
 def usage_of(chunk: JSON) -> JSON | None:
     usage = chunk.get("usage")
     return usage if isinstance(usage, dict) else None

@@ -6,12 +6,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import httpx
 from django.conf import settings
 
 from continuation.http import RawHeaders
-from continuation.transport import AiohttpTransport, Body
+from continuation.transport import AiohttpTransport
+from continuation.usage import Delivered
 
 _shared: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
@@ -49,13 +51,25 @@ async def close_shared() -> None:
         await client.aclose()
 
 
+class Readable(Protocol):
+    """The body of an answer. `read` may be cancelled without losing any; b"" is the clean end."""
+
+    async def read(self) -> bytes: ...
+    def read_nowait(self) -> bytes: ...
+    @property
+    def at_end(self) -> bool: ...
+    def close(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """An answer that has begun: its status and headers as received, and its body still to be read."""
 
     status: int
     headers: RawHeaders
-    body: Body
+    body: Readable
+    delivered: Delivered | None = None  # exact counts of the partial, where the route found them
 
     def header(self, name: bytes) -> str:
         """The first value of a header, lower-case name; "" if there is none."""

@@ -20,7 +20,8 @@ class State:
     remaining: int | None
     counts_exact: bool
     client_error: bool
-    render_generate: bool
+    takes_tokens: bool
+    ids_carried: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +37,35 @@ def decide(state: State) -> Verdict:
     for applies, reason in _refusals(state):
         if applies:
             return Verdict(Decision.REFUSE, reason)
-    return Verdict(Decision.CONTINUE, route=Route.CHAT_CONTINUE)
+    return Verdict(Decision.CONTINUE, route=_route(state))
 
 
 def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
     return (
-        (state.tool_call_seen, Reason.TOOL_CALL_SEEN),
+        (state.tool_call_seen and not state.ids_carried, Reason.TOOL_CALL_SEEN),
         (state.other_choices, Reason.MULTIPLE_CHOICES),
-        (state.unreadable or state.too_large or state.empty, Reason.NO_RECOVERABLE_CONTENT),
+        (_nothing_to_continue(state), Reason.NO_RECOVERABLE_CONTENT),
         (not state.enabled, Reason.CONTINUATION_DISABLED),
         (state.remaining is not None and state.remaining <= 0, Reason.BUDGET_EXHAUSTED),
         (state.client_error, Reason.CLIENT_ERROR),
-        (state.render_generate, Reason.ROUTE_UNAVAILABLE),
     )
 
 
 def _could_continue(state: State) -> bool:
     """Nothing that comes before the budget in the table stands against it."""
-    return state.enabled and not (
-        state.tool_call_seen or state.other_choices or state.unreadable or state.too_large or state.empty
+    refused = (
+        (state.tool_call_seen and not state.ids_carried) or state.other_choices or _nothing_to_continue(state)
     )
+    return state.enabled and not refused
+
+
+def _nothing_to_continue(state: State) -> bool:
+    """A tool call may come without any text; its ids are then all that is continued."""
+    empty = state.empty and not (state.tool_call_seen and state.ids_carried)
+    return empty or state.unreadable or state.too_large
+
+
+def _route(state: State) -> Route:
+    if not state.takes_tokens:
+        return Route.CHAT_CONTINUE
+    return Route.CARRIED_IDS if state.ids_carried else Route.RENDER_GENERATE

@@ -29,7 +29,8 @@ class Decision(StrEnum):
 class Route(StrEnum):
     NONE = ""
     CHAT_CONTINUE = "chat-continue"
-    RENDER_GENERATE = "render-generate"
+    RENDER_GENERATE = "render-generate"  # the text's ids
+    CARRIED_IDS = "carried-ids"  # the ids that leg 1 reported
 
 
 class Case(StrEnum):
@@ -57,7 +58,7 @@ class Reason(StrEnum):
     CLIENT_ERROR = "client_error"
     CLIENT_GONE = "client_gone"
     MULTIPLE_CHOICES = "multiple_choices"
-    ROUTE_UNAVAILABLE = "route_unavailable"
+    SCALE_OUT_MISSING = "scale_out_missing"
     ENDING_LOST = "ending_lost"
     BEFORE_FIRST_EVENT = "before_first_event"
     EVENT_TOO_LARGE = "event_too_large"

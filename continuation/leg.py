@@ -16,6 +16,7 @@ from continuation.chunks import (
     index_of,
     reasoning_of,
     text_of,
+    tool_ids_in,
     usage_of,
 )
 from strategies.builders import without_lone_surrogates
@@ -31,6 +32,8 @@ class Leg:
     __slots__ = (
         "_chars",
         "_content",
+        "_ids",
+        "_ids_shown",
         "_limit",
         "_reasoning",
         "created",
@@ -41,10 +44,12 @@ class Leg:
         "last_usage",
         "model",
         "other_choices",
+        "prompt_ids",
         "reasoning_names",
         "role_seen",
         "too_large",
         "tool_call_seen",
+        "tool_ids",
         "unreadable",
         "usage_current",
     )
@@ -53,6 +58,10 @@ class Leg:
         self._limit = limit
         self._chars = 0
         self.too_large = False
+        self._ids: list[int] = []
+        self._ids_shown = 0
+        self.prompt_ids: tuple[int, ...] = ()
+        self.tool_ids: list[str] = []
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self.events = 0
@@ -92,6 +101,17 @@ class Leg:
     def has_reasoning(self) -> bool:
         return bool(self._reasoning)
 
+    @property
+    def carried_ids(self) -> tuple[int, ...] | None:
+        """All ids that were generated, where the engine reported them and its own count agrees; else None."""
+        told = count(self.last_usage, "completion_tokens")
+        return tuple(self._ids) if self.prompt_ids and self._ids and told == len(self._ids) else None
+
+    @property
+    def ids_withheld(self) -> bool:
+        """Whether the newest ids have not shown as text yet: half a character, or a control token."""
+        return len(self._ids) > self._ids_shown
+
     def absorb(self, chunk: JSON) -> bool:
         """Take in one chunk; True if it brought something new."""
         tokens_before = count(self.last_usage, "completion_tokens") or 0
@@ -109,6 +129,7 @@ class Leg:
         self.created = self.created or chunk.get("created")
         self.model = self.model or chunk.get("model")
         self.fingerprint = self.fingerprint or chunk.get("system_fingerprint")
+        self.prompt_ids = self.prompt_ids or _ids_in(chunk.get("prompt_token_ids"))
 
     def _choice(self, choice: JSON) -> None:
         if index_of(choice) != 0:
@@ -116,8 +137,13 @@ class Leg:
             return
         delta = delta_of(choice)
         self.role_seen = self.role_seen or bool(delta.get("role"))
-        self.tool_call_seen = self.tool_call_seen or has_tool_call(delta)
+        self._ids += _ids_in(choice.get("token_ids"))
+        if has_tool_call(delta):
+            self.tool_call_seen = True
+            self.tool_ids += tool_ids_in(delta)
         self._text(delta)
+        if any(delta.values()):
+            self._ids_shown = len(self._ids)
         self.finish = self.finish or finish_of(choice)
 
     def _text(self, delta: JSON) -> None:
@@ -139,3 +165,7 @@ def _names(delta: JSON) -> tuple[str, ...]:
     """The reasoning fields of a delta: those with text if there are any."""
     present = tuple(name for name in REASONING_NAMES if name in delta)
     return tuple(name for name in present if delta[name]) or present
+
+
+def _ids_in(value: Any) -> tuple[int, ...]:
+    return tuple(token for token in value if isinstance(token, int)) if isinstance(value, list) else ()

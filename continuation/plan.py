@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from continuation.chunks import parse
+from continuation.asking import asking_for_ids
+from continuation.chunks import parse, parse_exact
 from strategies.builders import whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
@@ -40,6 +41,20 @@ class Guarded:
     body: bytes
     request: Mapping[str, Any]
     strategy: CompiledStrategy
+
+    @property
+    def carries_ids(self) -> bool:
+        """Whether leg 1 is asked for token ids. With stop strings they run ahead of the text, and are no use."""
+        return self.strategy.token_exact and not self.stops
+
+    @property
+    def asks_ids(self) -> bool:
+        return bool(self.request.get("return_token_ids"))
+
+    @property
+    def leg1_body(self) -> bytes:
+        """The client's own bytes, unless ids are to be carried."""
+        return asking_for_ids(parse_exact(self.body)) if self.carries_ids else self.body
 
     @property
     def model(self) -> str:

@@ -11,16 +11,16 @@ from contextlib import suppress
 import httpx
 
 from continuation import audit
-from continuation.client import Upstream
+from continuation.client import Readable, Upstream
 from continuation.events import Failure, StreamRecord
 from continuation.failures import describe
-from continuation.splice import Action, CloseLeg, OpenLeg, Phase, Send, Splice
+from continuation.render_generate import Refused, ScaleOutMissing
+from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.sse import comment_line
-from continuation.transport import Body
 
 logger = logging.getLogger(__name__)
 
-OpenContinuation = Callable[[bytes], Awaitable[Upstream]]
+OpenContinuation = Callable[[OpenLeg | OpenTokens], Awaitable[Upstream]]
 KEEPALIVE = comment_line("keepalive")
 # Of a refusal so much is read, in at most so long, to be able to say why.
 REFUSAL_BYTES = 2**16
@@ -46,7 +46,7 @@ class Relay:
         silence: float,
     ) -> None:
         self._splice = splice
-        self._body: Body | None = upstream.body
+        self._body: Readable | None = upstream.body
         self._opening: asyncio.Task[Upstream] | None = None
         self._open_continuation = open_continuation
         self._keepalive = keepalive
@@ -66,10 +66,10 @@ class Relay:
                             yield data
                             self._sent_at = time.monotonic()
                             splice.waited_for_client(self._sent_at - sending)
-                        case OpenLeg(body):
+                        case OpenLeg() | OpenTokens():
                             self._heard_at = time.monotonic()
                             self._opening = asyncio.create_task(
-                                self._open(body), name=f"continuation of {splice.request_id}"
+                                self._open(action), name=f"continuation of {splice.request_id}"
                             )
                         case CloseLeg():
                             await self._close_leg()
@@ -100,7 +100,15 @@ class Relay:
             return await self._woken(deadline)
         except httpx.HTTPError as trouble:
             return self._splice.leg_ended(Failure.DISCONNECT, time.monotonic(), describe(trouble))
+        except (ScaleOutMissing, Refused) as trouble:
+            return self._token_route_failed(trouble)
         return self._heard(read)
+
+    def _token_route_failed(self, trouble: ScaleOutMissing | Refused) -> list[Action]:
+        now = time.monotonic()
+        if isinstance(trouble, ScaleOutMissing):
+            return self._splice.scale_out_missing(str(trouble), now)
+        return self._splice.leg2_refused(trouble.status, trouble.body, now)
 
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
@@ -118,7 +126,7 @@ class Relay:
         """The time has come for something; but if the whole process was held up, bytes may be there by now."""
         await asyncio.sleep(0)
         if self._opening is None and self._body is not None:
-            with suppress(httpx.HTTPError):  # the next read tells
+            with suppress(httpx.HTTPError, ScaleOutMissing, Refused):  # the next read tells
                 if read := self._body.read_nowait():
                     return self._heard(read)
         now = time.monotonic()
@@ -139,8 +147,8 @@ class Relay:
                 self._silence,
             )
 
-    async def _open(self, body: bytes) -> Upstream:
-        return await self._open_continuation(body)
+    async def _open(self, action: OpenLeg | OpenTokens) -> Upstream:
+        return await self._open_continuation(action)
 
     async def _wait_for_leg2(self, opening: asyncio.Task[Upstream], seconds: float | None) -> list[Action]:
         done, _ = await asyncio.wait({opening}, timeout=seconds)
@@ -152,9 +160,11 @@ class Relay:
             upstream = opening.result()
         except httpx.HTTPError as trouble:
             return self._splice.leg2_unreachable(describe(trouble), now)
+        except (ScaleOutMissing, Refused) as trouble:
+            return self._token_route_failed(trouble)
         self._body = upstream.body
         if upstream.status == 200 and upstream.is_event_stream and not upstream.is_encoded:
-            self._splice.leg2_opened(upstream.status, now)
+            self._splice.leg2_opened(upstream.status, now, upstream.delivered)
             return []
         refusal = await _beginning(upstream.body)
         return self._splice.leg2_refused(upstream.status, refusal, time.monotonic())
@@ -165,18 +175,18 @@ class Relay:
             return
         if self._splice.phase is Phase.DONE:
             await _let_end(body)
-        body.close()
+        await body.aclose()
 
     async def _release(self) -> None:
         """Nothing of this stream stays open, whatever it was waiting for."""
-        if self._body is not None:
-            self._body.close()
-            self._body = None
+        body, self._body = self._body, None
+        if body is not None:
+            await body.aclose()
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.cancel()
             with suppress(asyncio.CancelledError, Exception):  # whatever it is, the audit row must be kept
-                (await opening).body.close()
+                await (await opening).body.aclose()
 
 
 def keep(record: StreamRecord | None) -> None:
@@ -195,7 +205,7 @@ def keep(record: StreamRecord | None) -> None:
     audit.record(record)
 
 
-async def _beginning(body: Body) -> bytes:
+async def _beginning(body: Readable) -> bytes:
     """The first part of a refusal; what cannot be read, or not in time, is left out."""
     read = b""
     with suppress(TimeoutError, httpx.HTTPError):
@@ -205,7 +215,7 @@ async def _beginning(body: Body) -> bytes:
     return read
 
 
-async def _let_end(body: Body) -> None:
+async def _let_end(body: Readable) -> None:
     with suppress(TimeoutError, httpx.HTTPError):
         async with asyncio.timeout(ENDING_SECONDS):
             while not body.at_end and await body.read():

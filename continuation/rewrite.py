@@ -114,6 +114,7 @@ class Rewriter:
     def _shell(self, chunk: JSON) -> JSON:
         dropped = (*PROMPT_KEYS, "usage", "choices", "system_fingerprint")
         shell = {key: value for key, value in chunk.items() if key not in dropped}
+        shell = {"object": "chat.completion.chunk"} | shell
         shell |= {"id": self._leg1.id, "created": self._leg1.created, "model": self._leg1.model}
         if self._leg1.fingerprint is not None:
             shell["system_fingerprint"] = self._leg1.fingerprint

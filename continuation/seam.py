@@ -267,23 +267,30 @@ class Seam:
     """All stages in order; `feed` and `flush` return what may be shown."""
 
     def __init__(
-        self, strategy: CompiledStrategy, partial: Partial, stops: tuple[str, ...], *, stop_shown: bool
+        self,
+        strategy: CompiledStrategy,
+        partial: Partial,
+        stops: tuple[str, ...],
+        *,
+        stop_shown: bool,
+        exact: bool = False,
     ) -> None:
+        """exact: leg 2 goes on from the very tokens of leg 1, so that nothing can come twice."""
         thinking = not partial.content
         field, delivered = (
             (Field.REASONING, partial.reasoning) if thinking else (Field.CONTENT, partial.content)
         )
         self._content_begun = not thinking
         self._may_think_again = strategy.may_think_again
-        self._restart = Restart(partial)
+        self._restart = Restart(Partial() if exact else partial)
         self._stop = StopString(field, delivered, stops, shown=stop_shown)
         self._before_filing: list[Stage] = [
-            OpeningTag(strategy.open if thinking else "", line_end=True),
+            OpeningTag(strategy.open if thinking and not exact else "", line_end=True),
             self._restart,
             ClosingToken(strategy.close if thinking else "", strategy.content_open),
         ]
         self._after_filing: list[Stage] = [
-            TrimmedSpace(field, delivered if strategy.template_trims else ""),
+            TrimmedSpace(field, delivered if strategy.template_trims and not exact else ""),
             self._stop,
         ]
 

@@ -27,6 +27,7 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any
 
+from continuation.asking import Unasked
 from continuation.chunks import (
     ABORTS,
     JSON,
@@ -53,9 +54,13 @@ from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.usage import Delivered, Estimator, delivered, has_media, joined_usage
 from continuation.wording import failed_message, first_line
 from strategies.builders import continuation_body, prefix, remaining_budget, without_lone_surrogates
-from strategies.types import Partial
+from strategies.types import CompiledStrategy, Fallback, Partial
 
 logger = logging.getLogger(__name__)
+
+
+# What a client is told by the reason itself, for its failure alone would not explain it.
+OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING)
 
 
 class Phase(Enum):
@@ -94,11 +99,31 @@ class OpenLeg:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTokens:
+    """Continue on the token route, then report as for OpenLeg, or scale_out_missing.
+
+    carried_ids: all that leg 1 generated after carried_prompt; None where the text is to be tokenized.
+    ids_withheld: the last of them have not been shown as text.
+    tool_ids: the ids of the tool calls that the client has seen begin, in order.
+    """
+
+    request: JSON
+    strategy: CompiledStrategy
+    partial: Partial
+    carried_prompt: tuple[int, ...]
+    carried_ids: tuple[int, ...] | None
+    ids_withheld: bool
+    tool_ids: tuple[str, ...]
+    stops: tuple[str, ...]
+    stop_shown: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLeg:
     """Close the connection of the current leg; nothing more of it is wanted."""
 
 
-Action = Send | OpenLeg | CloseLeg
+Action = Send | OpenLeg | OpenTokens | CloseLeg
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +150,9 @@ class Splice:
         self._started = now
         self._decoder = EventDecoder(options.event_limit)
         self._leg1 = Leg(options.partial_limit)
+        self._unasked = Unasked(
+            ids=plan.asks_ids, usage=plan.asks_usage, running_usage=plan.asks_usage_always
+        )
         self._leg2: Leg | None = None
         self._rewriter: Rewriter | None = None
         self._seam: Seam | None = None
@@ -204,8 +232,20 @@ class Splice:
         deadline = self.idle_deadline()
         return self._fail(Failure.IDLE_TIMEOUT, now) if deadline is not None and now >= deadline else []
 
-    def leg2_opened(self, status: int, now: float) -> None:
+    def leg2_opened(self, status: int, now: float, told: Delivered | None = None) -> None:
+        """told: the partial's tokens, where the route has counted them."""
         self._leg2_status, self._leg2_opened = status, now
+        if told and not self._before.exact:
+            self._before = told
+
+    def scale_out_missing(self, message: str, now: float) -> list[Action]:
+        """The server has no token route."""
+        chat = self.plan.strategy.without_scale_out is Fallback.CHAT and not self._leg1.tool_call_seen
+        if self.ended or not chat:
+            return self._leg2_failed(Reason.SCALE_OUT_MISSING, message, now)
+        self._verdict = Verdict(Decision.CONTINUE, route=Route.CHAT_CONTINUE)
+        self._leg2_message = first_line(message, [])
+        return [CloseLeg(), *self._guarded_leg2(self._continue_chat, now)]
 
     def leg2_refused(self, status: int, body: bytes, now: float) -> list[Action]:
         """Any answer that is no event stream."""
@@ -248,7 +288,7 @@ class Splice:
                 return self._unframe([*forward, *(event.raw for event in events[position:])])
             if failure:
                 return [*_send(forward), *self._fail(failure, now, event, value)]
-            forward.append(event.raw)
+            forward += self._shown(event, value)
             if self._leg1.finish and event.data == DONE:
                 self._end(Phase.DONE, now)
                 return [*_send(forward), CloseLeg()]
@@ -258,6 +298,13 @@ class Splice:
             )
             return self._unframe(forward)
         return _send(forward)
+
+    def _shown(self, event: Event, value: Any) -> list[bytes]:
+        """The bytes as received, but for what only the gateway has asked for."""
+        if not self.plan.carries_ids or not isinstance(value, dict):
+            return [event.raw]
+        kept = self._unasked.shown(value)
+        return [] if kept is None else [kept]
 
     def _leg1_event(self, event: Event, now: float) -> tuple[Failure | None, Any]:
         """The failure that the event is, if it is one, and its JSON value."""
@@ -295,11 +342,11 @@ class Splice:
             return self._fail(failure, now)
         if found:
             return self._fail(found, now, last, value)
-        send = Send(closed(last.raw))
+        sends = _send([closed(raw) for raw in self._shown(last, value)])
         if self._leg1.finish and last.data == DONE:
             self._end(Phase.DONE, now)
-            return [send, CloseLeg()]
-        return [send, *self._fail(failure, now)]
+            return [*sends, CloseLeg()]
+        return [*sends, *self._fail(failure, now)]
 
     def _unframe(self, forward: Sequence[bytes]) -> list[Action]:
         self._enter(Phase.UNFRAMED)
@@ -356,7 +403,8 @@ class Splice:
             remaining=self._remaining,
             counts_exact=self._before.exact,
             client_error=failure is Failure.ERROR_EVENT and is_client_error(value),
-            render_generate=self.plan.strategy.render_generate,
+            takes_tokens=self.plan.strategy.takes_tokens,
+            ids_carried=self.plan.carries_ids and leg.carried_ids is not None,
         )
 
     @property
@@ -364,15 +412,44 @@ class Splice:
         return remaining_budget(self.plan.request, self._before.completion)
 
     def _continue(self, now: float) -> list[Action]:
-        plan, partial = self.plan, self._partial
-        body = continuation_body(parse_exact(plan.body), plan.strategy, partial, self._before.completion)
-        self._seam = Seam(plan.strategy, partial, plan.stops, stop_shown=plan.stop_shown)
-        running = plan.asks_usage_always and (plan.asks_usage or self._leg1.last_usage is not None)
-        self._rewriter = Rewriter(self._leg1, self._seam, self._joined if running else None)
-        self._leg2 = Leg(self.options.partial_limit)
         self._decoder = EventDecoder(self.options.event_limit)
         self._enter(Phase.LEG2)
-        return [CloseLeg(), OpenLeg(dump(body))]
+        opening = self._continue_tokens() if self.plan.strategy.takes_tokens else self._continue_chat()
+        return [CloseLeg(), *opening]
+
+    def _continue_chat(self) -> list[Action]:
+        plan = self.plan
+        self._join(exact=False)
+        request = parse_exact(plan.body)
+        return [
+            OpenLeg(dump(continuation_body(request, plan.strategy, self._partial, self._before.completion)))
+        ]
+
+    def _continue_tokens(self) -> list[Action]:
+        plan, leg = self.plan, self._leg1
+        self._join(exact=True)
+        carried = leg.carried_ids if plan.carries_ids else None
+        return [
+            OpenTokens(
+                request=parse_exact(plan.body),
+                strategy=plan.strategy,
+                partial=self._partial,
+                carried_prompt=leg.prompt_ids if carried is not None else (),
+                carried_ids=carried,
+                ids_withheld=leg.ids_withheld,
+                tool_ids=tuple(leg.tool_ids),
+                stops=plan.stops,
+                stop_shown=plan.stop_shown,
+            )
+        ]
+
+    def _join(self, *, exact: bool) -> None:
+        plan = self.plan
+        self._seam = Seam(plan.strategy, self._partial, plan.stops, stop_shown=plan.stop_shown, exact=exact)
+        shown = plan.asks_usage or (self._leg1.last_usage is not None and not plan.carries_ids)
+        running = self._joined if plan.asks_usage_always and shown else None
+        self._rewriter = Rewriter(self._leg1, self._seam, running)
+        self._leg2 = Leg(self.options.partial_limit)
 
     # -- leg 2 -------------------------------------------------------------------------------------
 
@@ -443,7 +520,8 @@ class Splice:
     def _is_empty(self) -> bool:
         """A thinking that just ends was not continued; a content may have been complete but for its ending."""
         leg = self._leg2
-        return leg is not None and not (self._partial.content or leg.has_text or leg.tool_call_seen)
+        said = self._partial.content or self._leg1.tool_call_seen
+        return leg is not None and not (said or leg.has_text or leg.tool_call_seen)
 
     def _leg2_over(self, failure: Failure, now: float, detail: str) -> list[Action]:
         """Leg 2's bytes are over, or hold something that ends them."""
@@ -517,7 +595,7 @@ class Splice:
         error = {
             "message": failed_message(failure, reason),
             "type": "stream_interrupted",
-            "code": str(reason if refused or reason is Reason.INTERNAL_ERROR else failure),
+            "code": str(reason if refused or reason in OWN_CODES else failure),
         }
         return event_of({"error": error})
 
@@ -599,7 +677,8 @@ class Splice:
             usage_after=self._joined(self._leg2_counts()) if self._outcome is Outcome.RESCUED else None,
             partial_text=partial.reasoning + partial.content if self.options.store_text else "",
             continued_text=self._continued_text() if self.options.store_text else "",
-            extra={"failure_detail": first_line(self._failure_detail, self._conversation())},
+            extra={"failure_detail": first_line(self._failure_detail, self._conversation())}
+            | self._ids_note(),
         )
 
     def _counted_so_far(self, partial: Partial) -> Delivered:
@@ -607,6 +686,16 @@ class Splice:
         return delivered(
             leg.last_usage, leg.usage_current, partial.reasoning, partial.content, self.options.estimator
         )
+
+    def _ids_note(self) -> dict[str, str]:
+        """Why ids were not carried where the strategy wants them to be."""
+        if not self.plan.strategy.token_exact or self._failure is None:
+            return {}
+        if self.plan.stops:
+            return {"ids": "tokenized from the text: with stop strings the ids run ahead of it"}
+        if self._leg1.carried_ids is None:
+            return {"ids": "tokenized from the text: the ids do not agree with the engine's count"}
+        return {"ids": "carried"}
 
     def _continued_text(self) -> str:
         text = self._leg2.partial if self._leg2 else Partial()

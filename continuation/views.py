@@ -20,7 +20,8 @@ from continuation.failures import describe, status_for
 from continuation.http import RawHeaders, end_to_end, json_error, with_headers
 from continuation.plan import Choice, Guarded, PassReason, Passthrough, plan
 from continuation.relay import Relay, keep
-from continuation.splice import Options, Splice
+from continuation.render_generate import open_tokens
+from continuation.splice import OpenLeg, OpenTokens, Options, Splice
 from continuation.streams import RelayResponse, break_off
 from continuation.usage import Estimator
 from strategies import cache
@@ -85,9 +86,11 @@ def _is_passed_through(path: str) -> bool:
 async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
     splice = Splice(planned, _options(), request_id(request), datetime.now(UTC), time.monotonic())
     headers = with_headers(_request_headers(request), {b"accept-encoding": b"identity"})
+    if planned.carries_ids:
+        headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
     try:
         upstream = await open_upstream(
-            settings.DOWNSTREAM_URL, "POST", _target(request), headers, planned.body
+            settings.DOWNSTREAM_URL, "POST", _target(request), headers, planned.leg1_body
         )
     except httpx.HTTPError as trouble:
         return _undelivered(request, trouble, "guarded")
@@ -100,9 +103,14 @@ async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
     if upstream.is_encoded:
         return _as_it_is(request, upstream, _passed(PassReason.CONTENT_ENCODED))
 
-    async def open_continuation(body: bytes) -> Upstream:
+    async def post(path: str, body: bytes) -> Upstream:
         continued = _continuation_headers(request)
-        return await open_upstream(settings.CONTINUATION_URL, "POST", _target(request), continued, body)
+        return await open_upstream(settings.CONTINUATION_URL, "POST", path.encode(), continued, body)
+
+    async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
+        if isinstance(action, OpenTokens):
+            return await open_tokens(action, settings.CONTINUATION_URL, post, settings.DERENDER_BATCH_CHUNKS)
+        return await post(_target(request).decode("latin-1"), action.body)
 
     relay = Relay(
         splice,

@@ -32,7 +32,7 @@ _REASONS = {
     Reason.CLIENT_ERROR: "the request itself is at fault",
     Reason.CLIENT_GONE: "the client had left",
     Reason.MULTIPLE_CHOICES: "several choices cannot be continued",
-    Reason.ROUTE_UNAVAILABLE: "the continuation route of this model is not available",
+    Reason.SCALE_OUT_MISSING: "the engine lacks the endpoints that this model's continuation needs",
     Reason.ENDING_LOST: "only its ending was missing",
     Reason.EVENT_TOO_LARGE: "an event was too large to be read",
     Reason.LEG2_UNREACHABLE: "the continuation could not be sent",

@@ -85,7 +85,7 @@ class StrategyAdmin(StrategyModelAdmin):
                 )
             },
         ),
-        ("Token route", {"fields": ("render_generate", "token_exact", "markers")}),
+        ("Token route", {"fields": ("render_generate", "token_exact", "without_scale_out", "markers")}),
         ("Notes", {"fields": ("notes", "audit_events", "updated_at")}),
     )
 
@@ -140,7 +140,7 @@ class StrategyAdmin(StrategyModelAdmin):
 
     @admin.display(description="route", ordering="render_generate")
     def route(self, row: Strategy) -> str:
-        return "token route" if row.render_generate else "chat-continue"
+        return "token route" if row.render_generate or row.token_exact else "chat-continue"
 
     @admin.display(description="OPEN / CLOSE / CONTENT_OPEN")
     def control_tokens(self, row: Strategy) -> str:

@@ -14,7 +14,7 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 from django.utils import timezone
 
-from strategies.types import CompiledStrategy, Engine
+from strategies.types import CompiledStrategy, Engine, Fallback
 
 LONGEST_TOKEN = 1000
 LONGEST_LIST = 100
@@ -104,6 +104,11 @@ def _token_field(label: str, help_text: str, default: str = "") -> models.TextFi
 
 class Strategy(models.Model):
     """How a broken answer of one model on one engine is continued."""
+
+    class FallbackChoice(models.TextChoices):
+        NONE = Fallback.NONE, "fail the stream"
+        CHAT = Fallback.CHAT, "try chat-continue"
+        COMPLETIONS = Fallback.COMPLETIONS, "/v1/completions with the prompt's ids"
 
     class EngineChoice(models.TextChoices):
         ANY = "any", "any"
@@ -212,6 +217,13 @@ class Strategy(models.Model):
         default=False,
         help_text="Have the engine report token ids while it streams and continue from exactly these (vLLM).",
     )
+    without_scale_out = models.CharField(
+        max_length=20,
+        choices=FallbackChoice.choices,
+        default=Fallback.NONE.value,
+        help_text="What is done where the server lacks those endpoints: the stream fails; chat-continue is tried "
+        "(for models whose renderer honours the flag); or the ids go to /v1/completions (no tools then).",
+    )
     markers = models.JSONField(
         default=list,
         blank=True,
@@ -282,6 +294,7 @@ class Strategy(models.Model):
             may_think_again=self.may_think_again,
             render_generate=self.render_generate,
             token_exact=self.token_exact,
+            without_scale_out=Fallback(self.without_scale_out),
             markers=tuple(self.markers),
             served_names=tuple(self.served_names),
             pk=self.pk,

@@ -21,6 +21,14 @@ class Engine(StrEnum):
     SGLANG = "sglang"
 
 
+class Fallback(StrEnum):
+    """What a strategy of the token route does at a server without the scale-out endpoints."""
+
+    NONE = "none"  # the stream fails
+    CHAT = "chat-continue"
+    COMPLETIONS = "completions"  # the prompt's ids to /v1/completions; without tools
+
+
 @dataclass(frozen=True, slots=True)
 class Partial:
     """What the client has received of an answer: raw text, as delivered."""
@@ -52,6 +60,8 @@ class CompiledStrategy:
     structured      content-done is sent as {"role", reasoning_field: R, "content": C}
     template_trims  the template trims the prefix; white space written twice at the seam is dropped once
     may_think_again reasoning after content had begun is kept as reasoning (else it is content)
+    render_generate the token route is taken; token_exact: with the ids that leg 1 carried
+    without_scale_out  what is done at a server without the endpoints of the token route
     """
 
     name: str
@@ -68,9 +78,15 @@ class CompiledStrategy:
     may_think_again: bool = False
     render_generate: bool = False
     token_exact: bool = False
+    without_scale_out: Fallback = Fallback.NONE
     markers: tuple[str, ...] = ()
     served_names: tuple[str, ...] = ()
     pk: int | None = None
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the continuation goes by the token route."""
+        return self.render_generate or self.token_exact
 
 
 GENERIC = CompiledStrategy(name="generic", model="generic")
@@ -137,7 +153,7 @@ class StrategyBook:
             ("model_engine", lambda row: row.engine == engine),
             ("model_any", lambda row: row.engine == Engine.ANY),
             # Whether a foreign engine has the token route is not known, so it is not tried there.
-            ("other_engine", lambda row: not row.render_generate),
+            ("other_engine", lambda row: not row.takes_tokens),
         )
         for how, wanted in steps:
             rows = [row for row in matching if wanted(row)]

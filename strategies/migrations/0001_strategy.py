@@ -189,6 +189,19 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "without_scale_out",
+                    models.CharField(
+                        choices=[
+                            ("none", "fail the stream"),
+                            ("chat-continue", "try chat-continue"),
+                            ("completions", "/v1/completions with the prompt's ids"),
+                        ],
+                        default="none",
+                        help_text="What is done where the server lacks those endpoints: the stream fails; chat-continue is tried (for models whose renderer honours the flag); or the ids go to /v1/completions (no tools then).",
+                        max_length=20,
+                    ),
+                ),
+                (
                     "markers",
                     models.JSONField(
                         blank=True,

@@ -7,7 +7,6 @@ import pytest
 
 from continuation.events import Failure
 from continuation.splice import NEXT, Phase
-from strategies.types import CompiledStrategy, Engine
 from tests.continuation.playbook import (
     DONE,
     ID,
@@ -193,12 +192,6 @@ def test_an_error_of_the_client_is_forwarded_as_it_came(code: Any) -> None:
     play = Play().reads(content("x"), error, DONE)
     assert play.sent.endswith(error)
     play.failed()
-
-
-def test_a_strategy_of_the_token_route_is_refused() -> None:
-    strategy = CompiledStrategy("k3", "kimi-k3*", Engine.VLLM, render_generate=True)
-    play = Play(strategy=strategy).reads(content("x")).ends()
-    assert play.failed().errors[0]["code"] == "route_unavailable"
 
 
 def test_before_the_first_event_nothing_is_continued() -> None:

@@ -32,6 +32,7 @@ def form(**fields: str) -> dict[str, str]:
         "content_open_token": "",
         "thinking_key": "enable_thinking",
         "reasoning_field": "reasoning",
+        "without_scale_out": "none",
         "markers": "[]",
         "notes": "",
         **fields,

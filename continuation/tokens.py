@@ -1,0 +1,236 @@
+"""The token route's arithmetic: which ids are sent where, and what comes back as chat chunks. No I/O.
+
+    render    -> the prompt's ids and the sampling parameters
+    tokenize  -> the partial's ids, where leg 1 did not carry them
+    generate  -> chunks of new ids
+    derender  -> those ids as chat chunks, several generate chunks to a call
+
+A generation's ids reach the client late by as much as a batch, so batches begin with one chunk and grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from continuation.chunks import (
+    JSON,
+    REASONING_NAMES,
+    choices,
+    count,
+    delta_of,
+    finish_of,
+    has_tool_call,
+    text_of,
+    usage_of,
+)
+
+# The first batches, in generate chunks: the first one goes out at once.
+EARLY_BATCHES = (1, 2, 4)
+# Derendering works through all of the answer again at each call, so batches grow with it, up to this many times.
+LARGEST_GROWTH = 4
+TOKENS_PER_GROWTH = 1000
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The ids that leg 1 reported: of its prompt, and of all that it generated, shown or still withheld."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Generate chunks that are derendered in one call. ids is without the end-of-turn token."""
+
+    chunk: JSON
+    ids: tuple[int, ...]
+    finish: str | None
+    stop: str | None
+
+
+class Batches:
+    """Gathers generate chunks; `take` gives a batch when one is due."""
+
+    def __init__(self, size: int, markers: Sequence[Ids]) -> None:
+        self._size = size
+        self._markers = [tuple(marker) for marker in markers if len(marker) > 1]
+        self._ids: list[int] = []
+        self._chunks = 0
+        self._early = [early for early in EARLY_BATCHES if early < size]
+        self.generated = 0
+
+    def take(self, chunk: JSON) -> Batch | None:
+        choice = next(iter(choices(chunk)), None)
+        if choice is None:
+            return None
+        ids = [token for token in choice.get("token_ids") or [] if isinstance(token, int)]
+        self.generated += len(ids)
+        self._ids += ids
+        self._chunks += 1
+        finish = finish_of(choice)
+        if finish is None and self._chunks < self._due():
+            return None
+        return self._batch(chunk, choice, finish)
+
+    def _due(self) -> int:
+        grown = min(LARGEST_GROWTH, 1 + self.generated // TOKENS_PER_GROWTH)
+        return self._early[0] if self._early else self._size * grown
+
+    def _batch(self, chunk: JSON, choice: JSON, finish: str | None) -> Batch | None:
+        ids, held, stop = self._ids, [], choice.get("stop_reason")
+        if finish is None:
+            keep = self._start_of_marker(ids)
+            ids, held = ids[: len(ids) - keep], ids[len(ids) - keep :]
+        elif finish == "stop" and not isinstance(stop, str):
+            ids = ids[:-1]  # the end of the turn, which derendering would print
+        if not ids and finish is None:
+            return None
+        self._ids, self._chunks = held, 0
+        if self._early:
+            self._early.pop(0)
+        whole = {**chunk, "choices": [{**choice, "token_ids": list(ids)}]}
+        return Batch(whole, tuple(ids), finish, stop if isinstance(stop, str) else None)
+
+    def _start_of_marker(self, ids: list[int]) -> int:
+        """How many ids at the end may be the start of a marker: derendering must see it whole."""
+        longest = max((len(marker) for marker in self._markers), default=1) - 1
+        for length in range(min(longest, len(ids)), 0, -1):
+            if any(
+                marker[:length] == tuple(ids[-length:]) for marker in self._markers if len(marker) > length
+            ):
+                return length
+        return 0
+
+
+class StopText:
+    """Ends the text at the stop string that ended the generation: derendering shows it and what came with it."""
+
+    def __init__(self, stops: Sequence[str], *, shown: bool) -> None:
+        self._keep = max(map(len, stops), default=1) - 1
+        self._shown = shown
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        self._held += text
+        cut = max(0, len(self._held) - self._keep)
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+    def end(self, text: str, stop: str | None) -> str:
+        """The last of the text, up to `stop` if the generation ended there."""
+        rest, self._held = self._held + text, ""
+        at = rest.find(stop) if stop else -1
+        if at < 0 or stop is None:
+            return rest
+        return rest[: at + len(stop)] if self._shown else rest[:at]
+
+
+class ChatChunks:
+    """Derendered chunks as an engine would have streamed them: one kind of delta each, the finish on the last."""
+
+    def __init__(self, stops: Sequence[str], *, stop_shown: bool, tool_call_seen: bool) -> None:
+        self._stops = {name: StopText(stops, shown=stop_shown) for name in (*REASONING_NAMES, "content")}
+        self._tool_call_seen = tool_call_seen
+        self._texts_seen: list[str] = []
+
+    def of(self, derendered: JSON, batch: Batch) -> list[JSON]:
+        choice = next(iter(choices(derendered)), {})
+        delta = _without_nulls(delta_of(choice))
+        self._tool_call_seen = self._tool_call_seen or has_tool_call(delta)
+        deltas = [
+            *self._texts(delta, batch),
+            *({"tool_calls": [call]} for call in delta.get("tool_calls") or []),
+        ]
+        finish = self._finish(batch, choice)
+        if finish and not deltas:
+            deltas = [{}]
+        return [
+            _chunk(derendered, one, finish if position == len(deltas) - 1 else None)
+            for position, one in enumerate(deltas)
+        ]
+
+    def _texts(self, delta: JSON, batch: Batch) -> list[JSON]:
+        found = []
+        for name, stop in self._stops.items():
+            text = text_of(delta.get(name))
+            if text and name not in self._texts_seen:
+                self._texts_seen.append(name)
+            if name in self._texts_seen:
+                ended = batch.finish is not None or self._is_over(name, delta)
+                told = stop.end(text, batch.stop) if ended else stop.feed(text)
+                found += [{name: told}] if told else []
+        return found
+
+    def _is_over(self, name: str, delta: JSON) -> bool:
+        """Text of one kind ends where another kind begins."""
+        return has_tool_call(delta) or (name != "content" and bool(delta.get("content")))
+
+    def _finish(self, batch: Batch, choice: JSON) -> str | None:
+        """Generate's own, but for a stop after a tool call: derendering calls any ending after one tool_calls."""
+        if batch.finish == "stop" and batch.stop is None and self._tool_call_seen:
+            return "tool_calls"
+        return batch.finish
+
+
+def _chunk(derendered: JSON, delta: JSON, finish: str | None) -> JSON:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return {**_without_nulls({k: v for k, v in derendered.items() if k != "choices"}), "choices": [choice]}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def seeded_state(carried: Ids, tool_ids: Sequence[str]) -> JSON:
+    """The state of a derendering that has already shown `carried`, so that it goes on inside a tool call."""
+    return {
+        "role_sent": True,
+        "output_token_ids": list(carried),
+        "output_chunk_lens": [1] * len(carried),
+        "tools_streamed": bool(tool_ids),
+        "last_tool_call_ids": list(tool_ids),
+    }
+
+
+def generate_body(rendered: JSON, prompt: Ids, prefix: Ids) -> JSON | None:
+    """Render's object with the prefix in it and what is left of the budget; None if nothing is left."""
+    sampling = dict(rendered.get("sampling_params") or {})
+    for name, least in (("max_tokens", 1), ("min_tokens", 0)):
+        limit = count(sampling, name)
+        if limit is not None:
+            sampling[name] = max(limit - len(prefix), 0)
+            if sampling[name] < least:
+                return None
+    return {
+        **rendered,
+        "token_ids": [*prompt, *prefix],
+        "sampling_params": sampling,
+        "output_mode": "tokens",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def ends_with_opening(prompt: Ids, opening: Ids) -> bool:
+    """Whether the prompt ends with the thinking's opening; white space behind it may be a token or two."""
+    tail, size = list(prompt[-(len(opening) + 2) :]), len(opening)
+    return size > 0 and any(tail[at : at + size] == list(opening) for at in range(len(tail) - size + 1))
+
+
+def thoughts_before(ids: Ids, closing: Ids) -> int | None:
+    """How many of `ids` come before the closing token; None if it is not among them."""
+    size = len(closing)
+    found = (at for at in range(len(ids) - size + 1) if list(ids[at : at + size]) == list(closing))
+    return next(found, None) if size else None
+
+
+def generate_usage(chunk: JSON) -> int | None:
+    """completion_tokens of generate's usage chunk."""
+    return count(usage_of(chunk), "completion_tokens")
