@@ -11,5 +11,13 @@ class ContinuationConfig(AppConfig):
     def ready(self) -> None:
         from continuation import checks  # noqa: F401
         from continuation.streams import leave_request_threads_alone
+        from strategies import verification
 
         leave_request_threads_alone()
+        verification.runner = _verify
+
+
+def _verify(run: int) -> None:
+    from continuation.verification_runs import run_in_background
+
+    run_in_background(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.core.exceptions import ValidationError
@@ -15,6 +16,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from strategies.types import CompiledStrategy, Engine, Fallback
+from strategies.verification import settings_of
 
 LONGEST_TOKEN = 1000
 LONGEST_LIST = 100
@@ -339,6 +341,99 @@ class Strategy(models.Model):
             except ValidationError as trouble:
                 found.append((field, trouble))
         return found
+
+
+class VerificationRun(models.Model):
+    """A strategy held against a live engine, in the background or by a command.
+
+    settings  what the row said when the run began
+    probes    [{"name", "value", "says"}]; recommendation {"says": [...], "changes": {field: value}, "variant"}
+    variants  [{"name", "route", "configured", "recommended", "finalist", "settings", "exact", "tried", "total"}]
+    places    [[kind of cut place, number of cuts]] in the order of an answer
+    """
+
+    # A run that has not been heard of for so long will not be: its process has ended.
+    LOST_AFTER: ClassVar[timedelta] = timedelta(minutes=15)
+
+    strategy = models.ForeignKey(Strategy, on_delete=models.CASCADE, related_name="verifications")
+    engine = models.CharField(max_length=10, blank=True)
+    engine_version = models.CharField(max_length=100, blank=True)
+    base_url = models.CharField(max_length=500)
+    model = models.CharField(max_length=200, blank=True)
+    cuts = models.PositiveIntegerField(default=4)
+    started = models.DateTimeField(default=timezone.now)
+    finished = models.DateTimeField(null=True, blank=True)
+    heard = models.DateTimeField(default=timezone.now)
+    done = models.PositiveIntegerField(default=0)
+    total = models.PositiveIntegerField(default=0)
+    doing = models.CharField(max_length=200, blank=True)
+    trouble = models.TextField(blank=True)
+    settings = models.JSONField(default=dict)
+    probes = models.JSONField(default=list)
+    places = models.JSONField(default=list)
+    variants = models.JSONField(default=list)
+    recommendation = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["-started", "-pk"]
+        get_latest_by = ["started", "pk"]
+
+    def __str__(self) -> str:
+        return f"{self.strategy} against {self.base_url}"
+
+    @property
+    def state(self) -> str:
+        """running, lost, failed or finished."""
+        if self.finished is None:
+            return "running" if timezone.now() - self.heard < self.LOST_AFTER else "lost"
+        return "failed" if self.trouble else "finished"
+
+    def variant_of(self, row: Strategy) -> dict[str, Any] | None:
+        """What was measured for the row as it is now; None where it has been edited to something else since."""
+        try:
+            now = settings_of(row.compile())
+        except ValidationError:
+            return None
+        known = (one for one in self.variants if one.get("finalist") and one.get("settings") == now)
+        return next(known, None)
+
+    def verdict_on(self, row: Strategy) -> str:
+        """verified, partly, failing; edited where the row's settings of now were not measured."""
+        found = self.variant_of(row)
+        if found is None:
+            return "edited"
+        if not found["exact"]:
+            return "failing"
+        return "verified" if found["exact"] == found["tried"] else "partly"
+
+
+class VerificationResult(models.Model):
+    """One variant of a run at one kind of cut place."""
+
+    run = models.ForeignKey(VerificationRun, on_delete=models.CASCADE, related_name="results")
+    variant = models.CharField(max_length=500)
+    route = models.CharField(max_length=30)
+    place = models.CharField(max_length=60)
+    exact = models.PositiveIntegerField(default=0)
+    diverged = models.PositiveIntegerField(default=0)
+    refused = models.PositiveIntegerField(default=0)
+    not_tried = models.PositiveIntegerField(default=0)
+    usage_equal = models.PositiveIntegerField(default=0)
+    first_difference = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["pk"]
+
+    def __str__(self) -> str:
+        return f"{self.variant} at {self.place}: {self.exact} of {self.total}"
+
+    @property
+    def tried(self) -> int:
+        return self.exact + self.diverged + self.refused
+
+    @property
+    def total(self) -> int:
+        return self.tried + self.not_tried
 
 
 def _check_list(value: object, *, names: bool) -> None:

@@ -1,0 +1,187 @@
+"""Verifications as database rows: one is begun, performed while its row tells how far it is, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import connections, router, transaction
+from django.utils import timezone
+
+from continuation.usage import Estimator
+from continuation.variants import Measured
+from continuation.verification import Order, Progress, Report, Trouble, verify
+from strategies.models import Strategy, VerificationResult, VerificationRun
+from strategies.verification import settings_of
+
+# The row is told of progress no more often than this.
+TELL_SECONDS = 0.5
+RUNS_KEPT = 20
+
+Tell = Callable[[Progress], None]
+
+
+def order_for(strategy: Strategy, base_url: str, **asked: Any) -> Order:
+    """With the gateway's own settings in all that is not asked. Raises Trouble for a row that does not compile."""
+    try:
+        compiled = strategy.compile()
+    except ValidationError as trouble:
+        raise Trouble(f"strategy {strategy.name} does not compile: {' '.join(trouble.messages)}") from trouble
+    # The key is for the engine of the settings, not for any URL that somebody types.
+    known = base_url.rstrip("/") == settings.CONTINUATION_URL.rstrip("/")
+    defaults: dict[str, Any] = {
+        "api_key": settings.CONTINUATION_API_KEY if known else "",
+        "batch_chunks": settings.DERENDER_BATCH_CHUNKS,
+        "estimator": Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
+        "connect_timeout": settings.CONNECT_TIMEOUT_SECONDS,
+    }
+    return Order(compiled, base_url, **(defaults | asked))
+
+
+def begin(strategy: Strategy, order: Order) -> VerificationRun:
+    return VerificationRun.objects.create(
+        strategy=strategy,
+        base_url=order.base_url,
+        model=order.model,
+        engine=order.engine,
+        cuts=order.cuts,
+        settings=settings_of(order.strategy),
+    )
+
+
+def run_in_background(pk: int) -> None:
+    """What strategies.verification.start() runs in a thread."""
+    try:
+        run = VerificationRun.objects.select_related("strategy").get(pk=pk)
+        try:
+            order = order_for(run.strategy, run.base_url, model=run.model, engine=run.engine, cuts=run.cuts)
+            perform(run, order)
+        except Trouble as trouble:
+            fail(run, str(trouble))
+    finally:
+        connections[router.db_for_write(VerificationRun)].close()
+
+
+def perform(run: VerificationRun, order: Order, tell: Tell | None = None) -> Report:
+    """Verify, and keep what was found in `run`. Raises Trouble, which the row then tells as well."""
+    told_at = 0.0
+    try:
+        for step in steps(order):
+            if isinstance(step, Report):
+                keep(run, step)
+                return step
+            if tell:
+                tell(step)
+            if time.monotonic() - told_at >= TELL_SECONDS:
+                told_at = time.monotonic()
+                _note(run, step)
+    except Trouble as trouble:
+        fail(run, str(trouble))
+        raise
+    except BaseException as trouble:
+        fail(run, f"it was broken off: {type(trouble).__name__}")
+        raise
+    raise AssertionError("a verification ends with its report")
+
+
+def steps(order: Order) -> Iterator[Progress | Report]:
+    """Between steps no event loop runs, so that the caller may use the database."""
+    with asyncio.Runner() as runner:
+        found = verify(order)
+        try:
+            while (step := runner.run(_next(found))) is not None:
+                yield step
+        finally:
+            runner.run(found.aclose())
+
+
+async def _next(found: Any) -> Progress | Report | None:
+    return await anext(found, None)
+
+
+def _note(run: VerificationRun, step: Progress) -> None:
+    run.done, run.total, run.doing, run.heard = step.done, step.total, step.says, timezone.now()
+    run.save(update_fields=["done", "total", "doing", "heard"])
+
+
+def fail(run: VerificationRun, trouble: str) -> None:
+    run.trouble, run.finished = trouble, timezone.now()
+    run.save(update_fields=["trouble", "finished"])
+
+
+def keep(run: VerificationRun, report: Report) -> None:
+    best = report.recommendation.best
+    run.engine, run.engine_version = str(report.known.engine), report.known.version[:100]
+    run.model = report.known.model[:200]
+    run.probes = [{"name": p.name, "value": p.value, "says": p.says} for p in report.probes]
+    run.places = [[str(place), number] for place, number in report.cuts.items()]
+    run.variants = [_variant(one, one is best) for one in report.measured]
+    run.recommendation = {
+        "says": list(report.recommendation.says),
+        "changes": dict(report.recommendation.changes),
+        "variant": best.variant.name if best else "",
+    }
+    run.done = run.total or run.done
+    run.finished = run.heard = timezone.now()
+    with transaction.atomic(using=router.db_for_write(VerificationRun)):
+        run.save()
+        VerificationResult.objects.bulk_create(
+            [row for one in report.measured for row in _results(run, one)], batch_size=200
+        )
+        _prune(run.strategy)
+
+
+def _variant(one: Measured, recommended: bool) -> dict[str, Any]:
+    total = one.total
+    return {
+        "name": one.variant.name,
+        "route": one.variant.route,
+        "configured": one.variant.configured,
+        "recommended": recommended,
+        "finalist": one.finalist,
+        "settings": settings_of(one.variant.strategy),
+        "exact": total.exact,
+        "tried": total.tried,
+        "total": total.total,
+    }
+
+
+def _results(run: VerificationRun, one: Measured) -> Iterator[VerificationResult]:
+    for place, tally in one.tallies.items():
+        yield VerificationResult(
+            run=run,
+            variant=one.variant.name[:500],
+            route=one.variant.route,
+            place=str(place),
+            exact=tally.exact,
+            diverged=tally.diverged,
+            refused=tally.refused,
+            not_tried=tally.not_tried,
+            usage_equal=tally.usage_equal,
+            first_difference=_storable(tally.first_difference),
+        )
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _prune(strategy: Strategy) -> None:
+    """The newest runs of a strategy are kept."""
+    old = list(strategy.verifications.values_list("pk", flat=True)[RUNS_KEPT:])
+    VerificationRun.objects.filter(pk__in=old).delete()
+
+
+def apply(strategy: Strategy, changes: Mapping[str, Any]) -> None:
+    """Write recommended settings into the row. Raises ValidationError, and the row is as it was."""
+    for name, value in changes.items():
+        setattr(strategy, name, value)
+    try:
+        strategy.save()
+    except ValidationError:
+        strategy.refresh_from_db()
+        raise
