@@ -1,0 +1,158 @@
+"""Strike a process of an engine while it is in the middle of an answer, and see what the client gets."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.engines.processes import EngineProcess, Throttle, post
+from tests.engines.reading import Answer, ask, chat, verdict
+from tests.harness.gateway import Gateway, free_port
+
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}
+# Where in the answer to dialogue 0 the engine is struck.
+MOMENTS: dict[str, Callable[[Answer], bool]] = {
+    "in the reasoning": lambda answer: len(answer.reasoning) > 60,
+    "in the content": lambda answer: len(answer.content) > 25,
+}
+DEAD = ("X", "Z")
+# A slowed engine may still have been done before it was struck, on a machine that is busy.
+TRIES = 4
+# Long beside the pace of a slowed engine, short beside a test's patience.
+STALL_SECONDS = "3"
+
+
+@dataclass
+class Victim:
+    """The engine that is struck, and started again, on the same port, when it is needed again."""
+
+    engine: str
+    log: Path
+    port: int = field(default_factory=free_port)
+    running: EngineProcess | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.running = EngineProcess(self.engine, "tiny", self.log, port=self.port)
+
+    def ready(self) -> EngineProcess:
+        """One that runs whole."""
+        whole = self.running and all(self.running.state(name) not in DEAD for name in self.running.pids)
+        if not (self.running and whole):
+            self.stop()
+            self.start()
+        assert self.running
+        if not self.running.pids:
+            self.running.ready()
+            ask(self.port, chat(1))  # the first answer of an engine is a slow one
+        return self.running
+
+    def stop(self) -> None:
+        if self.running:
+            self.running.stop()
+            self.running = None
+
+
+@dataclass
+class Scene:
+    """A gateway that asks `victim`, and continues at the engine on `survivor_port`."""
+
+    gateway: Gateway
+    victim: Victim
+    survivor_port: int
+
+    def strike(self, process: str, signal_name: str, moment: str, *, rescued: bool = True) -> Answer:
+        """The client's answer, in the middle of which the process got the signal; the same as an uninterrupted one.
+
+        rescued: the engine's own answer must have been lost; else it must have been finished by the engine.
+        """
+        for _try in range(TRIES):
+            engine = self.victim.ready()
+            answer, in_time = self._struck(engine, process, SIGNALS[signal_name], moment)
+            if in_time and (self._row(answer) or not rescued):
+                break
+        else:
+            raise AssertionError(f"{process} was struck too late {TRIES} times")
+        self._is_whole(answer)
+        assert (self._row(answer) or {}).get("outcome") == ("rescued" if rescued else None)
+        return answer
+
+    def _struck(self, engine: EngineProcess, process: str, number: int, moment: str) -> tuple[Answer, bool]:
+        at: list[int] = []
+        with slowed(engine) as standing:
+
+            def on_event(answer: Answer) -> None:
+                if not at and MOMENTS[moment](answer):
+                    with standing(lasting=process == "worker" and number == signal.SIGSTOP):
+                        engine.signal(process, number)
+                    at.append(len(answer.events))
+
+            answer = ask(self.gateway.port, chat(0), on_event=on_event)
+        _wake(engine)
+        finish = next((i for i, event in enumerate(answer.events) if b'"finish_reason":"' in event), 0)
+        return answer, bool(at) and at[0] < finish
+
+    def _is_whole(self, got: Answer) -> None:
+        want = ask(self.survivor_port, chat(0))
+        assert verdict(got, want) == "identical", (got.said, want.said, got.errors)
+        assert got.faults() == []
+
+    def _row(self, answer: Answer) -> dict[str, Any] | None:
+        """The audit row; None if the gateway had nothing to do."""
+        try:
+            return self.gateway.events(answer.request_id, timeout=2)[0]
+        except AssertionError:
+            return None
+
+
+def _wake(engine: EngineProcess) -> None:
+    for process in engine.pids:
+        if engine.state(process) == "T":
+            engine.signal(process, signal.SIGCONT)
+
+
+Standing = Callable[..., "_Standing"]
+
+
+@contextmanager
+def slowed(engine: EngineProcess) -> Iterator[Standing]:
+    """A model of this size has written its answer before a client has read the beginning.
+
+    Gives a context in which vLLM's worker stands still, so that no token slips through while something is done.
+    """
+    if engine.engine == "sglang":
+        post(engine.url, "/slow_down", {"forward_sleep_time": 0.06})
+        try:
+            yield lambda *, lasting=False: _Standing(None, lasting)
+        finally:
+            if all(engine.state(name) not in (*DEAD, "T") for name in engine.pids):
+                post(engine.url, "/slow_down", {"forward_sleep_time": None})
+        return
+    throttle = Throttle(engine.pids["worker"])
+    try:
+        yield lambda *, lasting=False: _Standing(throttle, lasting)
+    finally:
+        throttle.release()
+
+
+class _Standing:
+    """lasting: the worker is not let go on at the end."""
+
+    def __init__(self, throttle: Throttle | None, lasting: bool) -> None:
+        self._throttle = throttle
+        self._lasting = lasting
+
+    def __enter__(self) -> None:
+        if self._throttle:
+            self._throttle.hold()
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._throttle and not self._lasting:
+            self._throttle.release()

@@ -1,0 +1,112 @@
+"""Engines as processes, started with the scripts of engines/, ended by their own pids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from engines.serving import engines_dir
+from tests.harness.gateway import ROOT, free_port
+
+# A worker that may run for 3 ms and then rests 60 streams at the pace of a large model.
+RUNS, RESTS = 0.003, 0.06
+
+
+class EngineProcess:
+    """A running engine; `pids` are the numbers of its processes by name."""
+
+    def __init__(self, engine: str, model: str, log: Path, *more: str, port: int = 0) -> None:
+        """engine: vllm or sglang. model: a directory below ENGINES_DIR. more: for the serve script. port 0: any."""
+        self.engine = engine
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.pids: dict[str, int] = {}
+        self._log = log
+        command = [sys.executable, str(ROOT / "engines" / f"serve_{engine}.py"), str(engines_dir() / model)]
+        command += ["--port", str(self.port), "--name", "tiny-qwen3", "--log", str(log), *more]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    def ready(self) -> EngineProcess:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line.startswith("READY "), f"{self.engine} does not start:\n{self._log.read_text()[-3000:]}"
+        self.pids = json.loads(line.removeprefix("READY "))["pids"]
+        return self
+
+    def signal(self, process: str, number: int) -> None:
+        os.kill(self.pids[process], number)
+
+    def state(self, process: str) -> str:
+        """The letter that Linux gives it: T is stopped, Z and X are dead; X also for a pid that is gone."""
+        try:
+            return Path(f"/proc/{self.pids[process]}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "X"
+
+    def stop(self) -> None:
+        for pid in self.pids.values():
+            _signal(pid, signal.SIGCONT)
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            for pid in self.pids.values():
+                _signal(pid, signal.SIGKILL)
+            self._process.wait(30)
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> Any:
+    """What an endpoint of an engine answers: JSON, or text where it is none."""
+    sent = json.dumps(body).encode()
+    request = urllib.request.Request(url + path, sent, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        told = answer.read().decode()
+    try:
+        return json.loads(told)
+    except ValueError:
+        return told
+
+
+class Throttle:
+    """Slows a process down by stopping it most of the time."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="throttle", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._over.is_set():
+            _signal(self._pid, signal.SIGSTOP)
+            self._over.wait(RESTS)
+            if not self._over.is_set():
+                _signal(self._pid, signal.SIGCONT)
+                time.sleep(RUNS)
+
+    def hold(self) -> None:
+        """Let it stand still until `release`."""
+        self._over.set()
+        self._thread.join()
+        _signal(self._pid, signal.SIGSTOP)
+
+    def release(self) -> None:
+        self.hold()
+        _signal(self._pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
