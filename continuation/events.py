@@ -60,7 +60,6 @@ class Reason(StrEnum):
     MULTIPLE_CHOICES = "multiple_choices"
     SCALE_OUT_MISSING = "scale_out_missing"
     ENDING_LOST = "ending_lost"
-    BEFORE_FIRST_EVENT = "before_first_event"
     EVENT_TOO_LARGE = "event_too_large"
     LEG2_UNREACHABLE = "leg2_unreachable"
     LEG2_REFUSED = "leg2_refused"
