@@ -11,6 +11,8 @@ CORE = [
     "continuation.leg",
     "continuation.usage",
     "continuation.seam",
+    "continuation.asking",
+    "continuation.tokens",
     "continuation.plan",
     "continuation.decision",
     "continuation.rewrite",
