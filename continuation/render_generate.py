@@ -27,6 +27,7 @@ from continuation.chunks import (
 from continuation.client import Upstream
 from continuation.http import RawHeaders
 from continuation.rewrite import finish_choice
+from continuation.seam import overlap
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder
 from continuation.tokens import (
     Batch,
@@ -422,15 +423,10 @@ class _UpToMarker:
         return told
 
     def _release(self, *tokens: str) -> str:
-        keep = max((_overlap(self._held, token) for token in tokens), default=0)
+        keep = max((overlap(self._held, token) for token in tokens), default=0)
         told = self._held[: len(self._held) - keep]
         self._held = self._held[len(told) :]
         return told
-
-
-def _overlap(text: str, token: str) -> int:
-    longest = min(len(text), len(token) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(token[:n])), 0)
 
 
 async def _at_its_limit() -> AsyncGenerator[bytes, None]:

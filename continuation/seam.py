@@ -153,7 +153,7 @@ class ClosingToken:
             return _pieces(Field.REASONING, before) + (self.feed((Field.CONTENT, after)) if after else [])
         if field is Field.CONTENT:
             return self._engine_closed(piece)
-        keep = _overlap(text, self._token)
+        keep = overlap(text, self._token)
         self._held = text[len(text) - keep :]
         return _pieces(field, text[: len(text) - keep])
 
@@ -339,7 +339,7 @@ def _pieces(field: Field, text: str) -> Pieces:
     return [(field, text)] if text else []
 
 
-def _overlap(text: str, token: str) -> int:
+def overlap(text: str, token: str) -> int:
     """How many characters at the end of `text` may be the start of `token`."""
     longest = min(len(text), len(token) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(token[:n])), 0)
