@@ -124,7 +124,7 @@ def _chats(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
                             template_trims=trims,
                             thinking_key=key,
                         )
-                        yield Variant("", CHAT, changed)
+                        yield Variant("", CHAT, changed, eligible=known.honours_flag is not False)
 
 
 def _control_tokens(row: CompiledStrategy, known: Knowledge) -> list[tuple[str, str, str]]:
@@ -300,6 +300,10 @@ def _says(
         now = settings_of(row)
         for name, value in changes.items():
             yield f"Change {LABELS[name]} from {shown(now[name])} to {shown(value)}."
+    chats = [one for one in able if one.variant.route == CHAT and one.total.exact]
+    if best.variant.route != CHAT and chats:
+        chat = min(chats, key=lambda one: rank(one, row, known))
+        yield f"Where that route cannot be had, the best is {chat.variant.name}: {_score(chat)}."
     yield from _remarks(able, best, known)
 
 

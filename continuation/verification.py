@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -167,8 +168,9 @@ async def verify(order: Order) -> AsyncGenerator[Progress | Report, None]:
             answers.append(await _answered(door, body, known))
         known, more = await _learnt(door, known, answers, order.strategy)
         bench = _Bench(door, order, known, answers)
-        async for progress in bench.run():
-            yield progress
+        async with aclosing(bench.run()) as rounds:
+            async for progress in rounds:
+                yield progress
         recommendation = recommend(bench.measured, order.strategy, known)
         yield Report(known, (*probes, *more), tuple(bench.measured), recommendation, bench.cuts_by_place)
 
@@ -664,14 +666,16 @@ class _Bench:
         first = verdicts.choose(self._cuts, most)
         rest = [cut for cut in self._cuts if cut not in first]
         self._total = len(self.measured) * len(first)
-        async for progress in self._round(self.measured, first):
-            yield progress
+        async with aclosing(self._round(self.measured, first)) as screening:
+            async for progress in screening:
+                yield progress
         chosen = finalists(self.measured, self._order.strategy, self._known)
         for one in chosen:
             one.finalist = True
         self._total += len(chosen) * len(rest)
-        async for progress in self._round(chosen, rest):
-            yield progress
+        async with aclosing(self._round(chosen, rest)) as closer_look:
+            async for progress in closer_look:
+                yield progress
 
     async def _round(
         self, measured: Iterable[Measured], cuts: Sequence[Cut]
@@ -693,9 +697,10 @@ class _Bench:
                     await self._check_engine()
                 yield Progress(self._done, self._total, "continuing at the cuts")
         finally:
-            for task in tasks:
+            started = [*tasks, *self._kept.values()]
+            for task in started:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*started, return_exceptions=True)
 
     async def _check_engine(self) -> None:
         """A continuation that could not be had counts as refused, an engine that has gone ends the run."""

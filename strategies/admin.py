@@ -9,13 +9,24 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
+from django.shortcuts import redirect, render
+from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
-from strategies.models import Strategy, StrategyQuerySet
+from strategies import verification
+from strategies.models import Strategy, StrategyQuerySet, VerificationRun
 from strategies.preview import preview, sample_number, sample_partial
 from strategies.types import CompiledStrategy
+from strategies.verification_admin import (
+    VerificationForm,
+    badge,
+    first_values,
+    latest_finished,
+    matrix_of,
+    progress_of,
+)
 from strategies.visible import visible
 
 if TYPE_CHECKING:
@@ -54,12 +65,13 @@ class StrategyAdmin(StrategyModelAdmin):
         "route",
         "control_tokens",
         "thinking_key",
+        "verified",
         "updated_at",
     )
     list_filter = ("enabled", "engine", "render_generate", "structured_message", "prompt_opens_thinking")
     search_fields = ("name", "model", "notes")
-    readonly_fields = ("audit_events", "updated_at")
-    actions = ("enable", "disable")
+    readonly_fields = ("latest_verification", "audit_events", "updated_at")
+    actions = ("enable", "disable", "verify")
     save_as = True
     save_on_top = True
     fieldsets = (
@@ -87,6 +99,7 @@ class StrategyAdmin(StrategyModelAdmin):
         ),
         ("Token route", {"fields": ("render_generate", "token_exact", "without_scale_out", "markers")}),
         ("Notes", {"fields": ("notes", "audit_events", "updated_at")}),
+        ("Verification", {"fields": ("latest_verification",)}),
     )
 
     class Media:
@@ -106,10 +119,22 @@ class StrategyAdmin(StrategyModelAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         # admin_view() checks for staff and for the CSRF token, which no middleware does here.
-        own = path(
-            "preview/", self.admin_site.admin_view(self.preview_view), name="strategies_strategy_preview"
-        )
-        return [own, *super().get_urls()]
+        checked = self.admin_site.admin_view
+        own = [
+            path("preview/", checked(self.preview_view), name="strategies_strategy_preview"),
+            path("<int:pk>/verify/", checked(self.verify_view), name="strategies_strategy_verify"),
+            path(
+                "verification/<int:pk>/",
+                checked(self.verification_view),
+                name="strategies_strategy_verification",
+            ),
+            path(
+                "verification/<int:pk>/progress/",
+                checked(self.verification_progress_view),
+                name="strategies_strategy_verification_progress",
+            ),
+        ]
+        return [*own, *super().get_urls()]
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
         """The form as it stands and a sample: what would be sent, or `errors` as {label: [messages]}."""
@@ -137,6 +162,83 @@ class StrategyAdmin(StrategyModelAdmin):
         if stored is None or not self.has_view_permission(request, stored):
             raise PermissionDenied
         return stored.compile()
+
+    # -- verification ------------------------------------------------------------------------------
+
+    @admin.action(description="Verify against the engine…", permissions=["change"])
+    def verify(self, request: HttpRequest, rows: StrategyQuerySet) -> HttpResponse | None:
+        chosen = list(rows[:2])
+        if len(chosen) != 1:
+            messages.error(request, "Choose one strategy: an engine serves the model of one.")
+            return None
+        return redirect("admin:strategies_strategy_verify", chosen[0].pk)
+
+    def verify_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Asks for the engine, then starts the run in the background."""
+        row = self._row_to_change(request, pk)
+        running = next((run for run in row.verifications.all()[:5] if run.state == "running"), None)
+        if running:
+            messages.info(request, "This strategy is being verified already.")
+            return redirect("admin:strategies_strategy_verification", running.pk)
+        form = VerificationForm(request.POST or None, initial=first_values(row))
+        if verification.runner is None:
+            messages.error(request, "Nothing in this installation can verify a strategy.")
+        elif request.method == "POST" and form.is_valid():
+            settings = verification.settings_of(row.compile())
+            run = VerificationRun.objects.create(strategy=row, settings=settings, **form.cleaned_data)
+            verification.start(run.pk)
+            return redirect("admin:strategies_strategy_verification", run.pk)
+        context = {"title": f"Verify {row}", "strategy": row, "form": form}
+        return self._page(request, "verify.html", context)
+
+    def verification_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        run = self._run_to_view(request, pk)
+        context: dict[str, Any] = {"title": f"Verification of {run.strategy}", "run": run}
+        context["can_verify"] = self.has_change_permission(request, run.strategy)
+        if run.state == "finished":
+            context["matrix"] = matrix_of(run)
+        return self._page(request, "verify_run.html", context)
+
+    def verification_progress_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return JsonResponse(progress_of(self._run_to_view(request, pk)))
+
+    def _row_to_change(self, request: HttpRequest, pk: int) -> Strategy:
+        row = self.get_object(request, str(pk))
+        if row is None:
+            raise Http404("There is no such strategy.")
+        if not self.has_change_permission(request, row):
+            raise PermissionDenied
+        return row
+
+    def _run_to_view(self, request: HttpRequest, pk: int) -> VerificationRun:
+        run = VerificationRun.objects.select_related("strategy").filter(pk=pk).first()
+        if run is None:
+            raise Http404("There is no such verification.")
+        if not self.has_view_or_change_permission(request, run.strategy):
+            raise PermissionDenied
+        return run
+
+    def _page(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+        whole = {**self.admin_site.each_context(request), "opts": self.opts, **context}
+        return render(request, f"admin/strategies/strategy/{template}", whole)
+
+    @admin.display(description="verified")
+    def verified(self, row: Strategy) -> str:
+        return badge(row)
+
+    @admin.display(description="latest run")
+    def latest_verification(self, row: Strategy) -> str:
+        if row.pk is None:
+            return "-"
+        url = reverse("admin:strategies_strategy_verify", args=[row.pk])
+        again = format_html('<p><a href="{}">Verify against the engine…</a></p>', url)
+        run = latest_finished(row)
+        if run is None:
+            return format_html("{}{}", "never", again)
+        table = render_to_string("admin/strategies/strategy/matrix.html", {"matrix": matrix_of(run)})
+        return format_html("{}{}", table, again)
+
+    # -- columns and actions -----------------------------------------------------------------------
 
     @admin.display(description="route", ordering="render_generate")
     def route(self, row: Strategy) -> str:
