@@ -697,9 +697,9 @@ class _Bench:
                     await self._check_engine()
                 yield Progress(self._done, self._total, "continuing at the cuts")
         finally:
-            started = [*tasks, *self._kept.values()]
-            for task in started:
-                task.cancel()
+            started: list[asyncio.Task[Any]] = [*tasks, *self._kept.values()]
+            for left in started:
+                left.cancel()
             await asyncio.gather(*started, return_exceptions=True)
 
     async def _check_engine(self) -> None:
