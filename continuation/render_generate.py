@@ -223,7 +223,12 @@ class _Route:
         self, answer: Upstream, prompt: Ids, prefix: Ids, batches: Batches, closing: Ids
     ) -> AsyncGenerator[bytes, None]:
         job = self._job
-        chat = ChatChunks(job.stops, stop_shown=job.stop_shown, tool_call_seen=bool(job.tool_ids))
+        chat = ChatChunks(
+            job.stops,
+            stop_shown=job.stop_shown,
+            tool_call_seen=bool(job.tool_ids),
+            ids_shown=bool(job.request.get("return_token_ids")),
+        )
         seeded = job.carried_ids is not None and (job.ids_withheld or bool(job.request.get("tools")))
         fixed = {
             "stream": True,

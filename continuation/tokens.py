@@ -60,6 +60,7 @@ class Batches:
         self._size = size
         self._markers = [tuple(marker) for marker in markers if len(marker) > 1]
         self._ids: list[int] = []
+        self._logprobs: list[Any] = []  # one for each of the ids, where they were asked for
         self._chunks = 0
         self._early = [early for early in EARLY_BATCHES if early < size]
         self.generated = 0
@@ -71,6 +72,7 @@ class Batches:
         ids = [token for token in choice.get("token_ids") or [] if isinstance(token, int)]
         self.generated += len(ids)
         self._ids += ids
+        self._logprobs += _logprobs_of(choice)
         self._chunks += 1
         finish = finish_of(choice)
         if finish is None and self._chunks < self._due():
@@ -90,10 +92,12 @@ class Batches:
             ids = ids[:-1]  # the end of the turn, which derendering would print
         if not ids and finish is None:
             return None
+        logprobs, self._logprobs = self._logprobs[: len(ids)], self._logprobs[len(ids) :]
         self._ids, self._chunks = held, 0
         if self._early:
             self._early.pop(0)
-        whole = {**chunk, "choices": [{**choice, "token_ids": list(ids)}]}
+        told = {"token_ids": list(ids), "logprobs": {"content": logprobs} if logprobs else None}
+        whole = {**chunk, "choices": [{**choice, **told}]}
         return Batch(whole, tuple(ids), finish, stop if isinstance(stop, str) else None)
 
     def _start_of_marker(self, ids: list[int]) -> int:
@@ -105,6 +109,12 @@ class Batches:
             ):
                 return length
         return 0
+
+
+def _logprobs_of(choice: JSON) -> list[Any]:
+    logprobs = choice.get("logprobs")
+    found = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return found if isinstance(found, list) else []
 
 
 class StopText:
@@ -133,7 +143,11 @@ class StopText:
 class ChatChunks:
     """Derendered chunks as an engine would have streamed them: one kind of delta each, the finish on the last."""
 
-    def __init__(self, stops: Sequence[str], *, stop_shown: bool, tool_call_seen: bool) -> None:
+    def __init__(
+        self, stops: Sequence[str], *, stop_shown: bool, tool_call_seen: bool, ids_shown: bool = False
+    ) -> None:
+        """ids_shown: the client asked for token ids."""
+        self._ids_shown = ids_shown
         self._stops = {name: StopText(stops, shown=stop_shown) for name in (*REASONING_NAMES, "content")}
         self._tool_call_seen = tool_call_seen
         self._texts_seen: list[str] = []
@@ -146,13 +160,16 @@ class ChatChunks:
             *self._texts(delta, batch),
             *({"tool_calls": [call]} for call in delta.get("tool_calls") or []),
         ]
-        finish = self._finish(batch, choice)
-        if finish and not deltas:
+        finish = self._finish(batch)
+        if not deltas and (finish or self._ids_shown):
             deltas = [{}]
-        return [
-            _chunk(derendered, one, finish if position == len(deltas) - 1 else None)
-            for position, one in enumerate(deltas)
-        ]
+        found = [_choice(one) for one in deltas]
+        if found:
+            found[0]["logprobs"] = choice.get("logprobs")
+            found[0] |= {"token_ids": list(batch.ids)} if self._ids_shown else {}
+            found[-1]["finish_reason"] = finish
+        shell = _without_nulls({key: value for key, value in derendered.items() if key != "choices"})
+        return [{**shell, "choices": [one]} for one in found]
 
     def _texts(self, delta: JSON, batch: Batch) -> list[JSON]:
         found = []
@@ -170,16 +187,15 @@ class ChatChunks:
         """Text of one kind ends where another kind begins."""
         return has_tool_call(delta) or (name != "content" and bool(delta.get("content")))
 
-    def _finish(self, batch: Batch, choice: JSON) -> str | None:
+    def _finish(self, batch: Batch) -> str | None:
         """Generate's own, but for a stop after a tool call: derendering calls any ending after one tool_calls."""
         if batch.finish == "stop" and batch.stop is None and self._tool_call_seen:
             return "tool_calls"
         return batch.finish
 
 
-def _chunk(derendered: JSON, delta: JSON, finish: str | None) -> JSON:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return {**_without_nulls({k: v for k, v in derendered.items() if k != "choices"}), "choices": [choice]}
+def _choice(delta: JSON) -> JSON:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def _without_nulls(value: Any) -> Any:

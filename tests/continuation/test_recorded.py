@@ -89,7 +89,7 @@ def test_cut_at_every_byte_it_is_whole_or_says_that_it_is_not(recording: Recorde
         assert bool(answer.usages) == play.plan.asks_usage, cut
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(WHOLE), st.data())
 def test_cut_into_any_reads_the_client_gets_the_same_bytes(recording: Recorded, data: st.DataObject) -> None:
     stream = recording.stream
@@ -98,7 +98,7 @@ def test_cut_into_any_reads_the_client_gets_the_same_bytes(recording: Recorded, 
     assert Play(request_of(recording)).reads(*reads).sent == stream
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(WHOLE[:6]), st.data())
 def test_both_legs_cut_into_any_reads_give_the_same_answer(recording: Recorded, data: st.DataObject) -> None:
     cut = data.draw(st.integers(len(recording.stream) // 4, len(recording.stream) - 1))

@@ -193,3 +193,26 @@ def test_a_seeded_state_has_shown_what_was_carried() -> None:
         "tools_streamed": True,
         "last_tool_call_ids": ["call-1"],
     }
+
+
+def test_log_probabilities_go_with_their_tokens() -> None:
+    def with_logprobs(*ids: int, finish: str | None = None) -> dict[str, Any]:
+        chunk = generated(*ids, finish=finish)
+        chunk["choices"][0]["logprobs"] = {"content": [{"token": str(one)} for one in ids]}
+        return chunk
+
+    chunks = [with_logprobs(1), with_logprobs(2), with_logprobs(3), with_logprobs(4, 99, finish="stop")]
+    for batch in batches_of(chunks):
+        told = batch.chunk["choices"][0]["logprobs"]["content"]
+        assert [one["token"] for one in told] == [str(one) for one in batch.ids]
+
+
+def test_the_client_sees_ids_and_log_probabilities_once_and_only_if_it_asked() -> None:
+    chunk = derendered(reasoning="r", content="c")
+    chunk["choices"][0]["logprobs"] = {"content": [7]}
+    for shown, ids in ((False, [None, None]), (True, [[4, 5], None])):
+        found = ChatChunks([], stop_shown=False, tool_call_seen=False, ids_shown=shown).of(
+            chunk, Batch({}, (4, 5), None, None)
+        )
+        assert [one["choices"][0].get("token_ids") for one in found] == ids
+        assert [one["choices"][0]["logprobs"] for one in found] == [{"content": [7]}, None]
