@@ -13,6 +13,8 @@ CORE = [
     "continuation.seam",
     "continuation.asking",
     "continuation.tokens",
+    "continuation.verdicts",
+    "continuation.variants",
     "continuation.plan",
     "continuation.decision",
     "continuation.rewrite",
