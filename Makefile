@@ -15,10 +15,10 @@ STAMP := $(VENV)/.installed$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
 CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check run bench clean
+.PHONY: help setup demo test test-engines check run bench clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP)  ## build .venv (PYTHON=... to choose the interpreter); again when pyproject.toml has changed
 
@@ -27,6 +27,10 @@ demo: $(STAMP)  ## watch broken answers being continued (ONCE=1 ends by itself, 
 
 test: $(STAMP)  ## run the tests (ARGS=... for pytest)
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-engines: $(STAMP)  ## run the tests against real engines, which are installed in .engines first (ENGINES_DIR=...)
+	@$(BIN)/python engines/prepare.py
+	@$(BIN)/python -m pytest tests/engines -m engine $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, missing migrations, system checks
 	@$(BIN)/ruff check --quiet .

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engines.serving import HERE, engines_dir, run
+from engines.serving import HERE, engines_dir, run, split_at_dashes
 
 ENVIRONMENT = {
     "PYTHONPATH": str(HERE / "sglang" / "shim"),
@@ -48,11 +48,23 @@ def main() -> int:
     parser.add_argument("--tool-call-parser", default="qwen25")
     parser.add_argument("--log", type=Path, help="where the server's output goes (standard error)")
     parser.add_argument("--patience", type=float, default=300, help="seconds until it must answer")
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when the process that started this ends"
+    )
     own, more = split_at_dashes(sys.argv[1:])
     args = parser.parse_args(own)
     args.name = args.name or args.model.resolve().name
     titles = {"scheduler": b"scheduler", "detokenizer": b"detokenizer"}
-    return run([*command(args), *more], ENVIRONMENT, args.port, args.name, titles, args.log, args.patience)
+    return run(
+        [*command(args), *more],
+        ENVIRONMENT,
+        args.port,
+        args.name,
+        titles,
+        args.log,
+        args.patience,
+        args.with_parent,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engines.serving import engines_dir, run
+from engines.serving import engines_dir, run, split_at_dashes
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -53,11 +53,23 @@ def main() -> int:
     parser.add_argument("--no-scale-out", dest="scale_out", action="store_false")
     parser.add_argument("--log", type=Path, help="where the server's output goes (standard error)")
     parser.add_argument("--patience", type=float, default=300, help="seconds until it must answer")
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when the process that started this ends"
+    )
     own, more = split_at_dashes(sys.argv[1:])
     args = parser.parse_args(own)
     args.name = args.name or args.model.resolve().name
     titles = {"engine": b"EngineCore", "worker": b"Worker"}
-    return run([*command(args), *more], ENVIRONMENT, args.port, args.name, titles, args.log, args.patience)
+    return run(
+        [*command(args), *more],
+        ENVIRONMENT,
+        args.port,
+        args.name,
+        titles,
+        args.log,
+        args.patience,
+        args.with_parent,
+    )
 
 
 if __name__ == "__main__":

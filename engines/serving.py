@@ -36,13 +36,16 @@ def run(
     titles: Mapping[str, bytes],
     log: Path | None,
     patience: float,
+    with_parent: bool = False,
 ) -> int:
     """Serve until SIGTERM or SIGINT, or until the server ends by itself; the exit status.
 
     One line is written to standard output when the server answers:
         READY {"url": ..., "model": ..., "seconds": ..., "pids": {"main": ..., one for each of `titles`}}
     titles: what a process of the server is called here, and a part of its command line.
+    with_parent: end too when the process that started this one has ended.
     """
+    parent = os.getppid()
     if _healthy(port):
         sys.exit(f"something answers on port {port} already")
     started = time.monotonic()
@@ -78,10 +81,19 @@ def run(
                 "pids": {"main": server.pid, **_named(server.pid, titles)},
             }
             print("READY", json.dumps(ready), flush=True)
-        status = server.wait()
+        while (status := _waited(server)) is None:
+            if with_parent and os.getppid() != parent:
+                return 1
         return 0 if asked else status if status >= 0 else 128 - status
     finally:
         _end(server)
+
+
+def _waited(server: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return server.wait(1)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _healthy(port: int) -> bool:
@@ -94,7 +106,7 @@ def _healthy(port: int) -> bool:
 
 def _named(main: int, titles: Mapping[str, bytes]) -> dict[str, int]:
     """Pids of the processes below `main`, by what is in their command lines."""
-    found = {}
+    found: dict[str, int] = {}
     for pid in _descendants(main):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -19,6 +19,7 @@ from tests.harness.gateway import ROOT, free_port
 
 # A worker that may run for 3 ms and then rests 60 streams at the pace of a large model.
 RUNS, RESTS = 0.003, 0.06
+START_PATIENCE = "900"  # seconds; 30 on two cores that nobody shares
 
 
 class EngineProcess:
@@ -32,13 +33,26 @@ class EngineProcess:
         self.pids: dict[str, int] = {}
         self._log = log
         command = [sys.executable, str(ROOT / "engines" / f"serve_{engine}.py"), str(engines_dir() / model)]
-        command += ["--port", str(self.port), "--name", "tiny-qwen3", "--log", str(log), *more]
+        command += [
+            "--port",
+            str(self.port),
+            "--name",
+            "tiny-qwen3",
+            "--log",
+            str(log),
+            "--with-parent",
+            "--patience",
+            START_PATIENCE,
+            *more,
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
     def ready(self) -> EngineProcess:
         assert self._process.stdout
         line = self._process.stdout.readline()
-        assert line.startswith("READY "), f"{self.engine} does not start:\n{self._log.read_text()[-3000:]}"
+        if not line.startswith("READY "):
+            said = self._log.read_text()[-3000:] if self._log.exists() else "nothing"
+            raise AssertionError(f"{self.engine} does not start; it said:\n{said}")
         self.pids = json.loads(line.removeprefix("READY "))["pids"]
         return self
 

@@ -27,12 +27,17 @@ class Answer:
     events: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     broken: str = ""
+    _read: int = 0
+    _data: list[Any] = field(default_factory=list)
 
     @property
     def data(self) -> list[Any]:
-        lines = [line for event in self.events for line in event.split(b"\n") if line.startswith(b"data:")]
-        texts = [line[5:].strip() for line in lines]
-        return ["[DONE]" if text == b"[DONE]" else json.loads(text) for text in texts]
+        """Each data line: JSON, or "[DONE]". Events are parsed once, for this is asked for after each of them."""
+        for event in self.events[self._read :]:
+            texts = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+            self._data += ["[DONE]" if text == b"[DONE]" else json.loads(text) for text in texts]
+        self._read = len(self.events)
+        return self._data
 
     @property
     def chunks(self) -> list[dict[str, Any]]:

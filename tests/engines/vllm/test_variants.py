@@ -16,7 +16,7 @@ from tests.engines.vllm.conftest import Vllm
 pytestmark = pytest.mark.engine
 
 SPOKEN = [number for number, each in enumerate(DIALOGUES) if not each.tools]
-ONE = [3]
+ONE, WIDE = [3], [1]
 FAMILIES = {"tiny-k3": "kimi-k3", "tiny-ds4": "deepseek-v4-flash"}
 CHAT = {"render_generate": 0, "token_exact": 0}
 
@@ -48,8 +48,8 @@ def test_carried_ids_continue_every_cut_identically(
 ) -> None:
     family, port = variant
     with stage((port, port), template, tmp_path, "vllm", family, {"token_exact": 1}) as carried:
-        carried.record(SPOKEN)
-        cuts = every_cut(carried, SPOKEN)
+        carried.record(WIDE)
+        cuts = every_cut(carried, WIDE)
         report.cuts(f"vLLM 0.32, in the manner of {family}", "carried ids", cuts)
         assert _imperfect(cuts) == []
 
