@@ -35,7 +35,9 @@ class Stage:
     references: dict[int, Answer] = field(default_factory=dict)
     inside: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     ids: dict[int, list[int]] = field(default_factory=dict)
+    between: str = ""
     closing: int = -1
+    _after_each: dict[int, set[str]] = field(default_factory=dict)
 
     def ask(self, dialogue: int, headers: Mapping[str, str] | None = None, **more: Any) -> Answer:
         return ask(self.gateway.port, chat(dialogue, **more), dict(headers or {}))
@@ -56,14 +58,31 @@ class Stage:
             assert verdict(best, reference) == "identical", "greedy answers differ"
             self.first.recorded[str(dialogue)] = best.events
 
-    def learn_ids(self, dialogues: Collection[int]) -> None:
-        """The answers' ids, that of </think>, and which texts end between the tokens of one character; on vLLM."""
-        asked = {"model": MODEL, "prompt": "</think>", "add_special_tokens": False}
-        (self.closing,) = post(self.first.url, "/tokenize", asked)["tokens"]
+    def learn_ids(self, dialogues: Collection[int], between: str = "</think>") -> None:
+        """The answers' ids, and which texts end between the tokens of one character; on vLLM.
+
+        between: what comes between reasoning and content; `closing` is the first id of it.
+        """
+        asked = {"model": MODEL, "prompt": between, "add_special_tokens": False}
+        self.between, self.closing = between, post(self.first.url, "/tokenize", asked)["tokens"][0]
         for dialogue in dialogues:
             told = _in_most_events(_port(self.first), chat(dialogue, return_token_ids=True))
             self.inside[dialogue] = set(_between_tokens(told))
             self.ids[dialogue] = [token for choice in told.choices for token in choice.get("token_ids") or ()]
+
+    def ends_inside_a_token(self, cut: Cut) -> bool:
+        """Whether the engine had shown a part of its newest token only: a parser may wait with white space."""
+        shown = cut.first.reasoning + (self.between + cut.first.content if cut.first.content else "")
+        return shown not in self._texts(cut.dialogue)
+
+    def _texts(self, dialogue: int) -> set[str]:
+        """What had been generated after each of the ids."""
+        if dialogue not in self._after_each:
+            ids = self.ids[dialogue]
+            asked = ({"model": MODEL, "tokens": ids[:size]} for size in range(1, len(ids)))
+            told = {post(self.first.url, "/detokenize", each)["prompt"] for each in asked}
+            self._after_each[dialogue] = told
+        return self._after_each[dialogue]
 
 
 def _in_most_events(port: int, asked: bytes | dict[str, Any]) -> Answer:
@@ -261,10 +280,10 @@ def _cut(set_: Stage, dialogue: int, after: int, way: str) -> Cut | None:
     got = set_.ask(dialogue, headers)
     assert got.status == 200, (dialogue, after, got.status, got.events)
     leg1 = set_.of_leg1(got)
-    if not leg1.was_cut:
+    first, want = Answer("", events=leg1.events), set_.references[dialogue]
+    if not leg1.was_cut or first.finishes:
         assert "X-Replay" not in headers
         return None
-    first, want = Answer("", events=leg1.events), set_.references[dialogue]
     inside = (first.reasoning, first.content) in set_.inside.get(dialogue, ())
     kind = kind_of(first, want, inside)
     return Cut(dialogue, after, way, kind, verdict(got, want), first, got, want, set_.of_leg2(got))

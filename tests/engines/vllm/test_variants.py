@@ -16,8 +16,12 @@ from tests.engines.vllm.conftest import Vllm
 pytestmark = pytest.mark.engine
 
 SPOKEN = [number for number, each in enumerate(DIALOGUES) if not each.tools]
-ONE, WIDE = [3], [1]
+ONE = [3]
 FAMILIES = {"tiny-k3": "kimi-k3", "tiny-ds4": "deepseek-v4-flash"}
+BETWEEN = {
+    "kimi-k3": "<|close|>think<|sep|><|open|>response<|sep|>",
+    "deepseek-v4-flash": "</think>",
+}
 CHAT = {"render_generate": 0, "token_exact": 0}
 
 
@@ -29,18 +33,22 @@ def variant(request: pytest.FixtureRequest, vllm: Vllm) -> Iterator[tuple[str, i
     engine.stop()
 
 
-def test_the_token_route_continues_every_cut_identically(
+def test_the_token_route_continues_every_cut_between_two_tokens_identically(
     variant: tuple[str, int], template: Path, tmp_path: Path, report: Report
 ) -> None:
     family, port = variant
     with stage((port, port), template, tmp_path, "vllm", family) as built_in:
         built_in.record(SPOKEN)
+        built_in.learn_ids(SPOKEN, BETWEEN[family])
         cuts = every_cut(built_in, SPOKEN)
         report.cuts(f"vLLM 0.32, in the manner of {family}", "tokenized text", cuts)
         assert {built_in.gateway.event(cut.got.request_id)["route"] for cut in _with_text(cuts)} == {
             "render-generate"
         }
-        assert _imperfect(cuts) == []
+        # DeepSeek-V4's parser waits with a line break that is part of a token: text cannot tell of it, ids can.
+        told = [cut for cut in cuts if not built_in.ends_inside_a_token(cut)]
+        assert len(told) > len(cuts) * 0.95
+        assert _imperfect(told) == []
 
 
 def test_carried_ids_continue_every_cut_identically(
@@ -48,8 +56,8 @@ def test_carried_ids_continue_every_cut_identically(
 ) -> None:
     family, port = variant
     with stage((port, port), template, tmp_path, "vllm", family, {"token_exact": 1}) as carried:
-        carried.record(WIDE)
-        cuts = every_cut(carried, WIDE)
+        carried.record(SPOKEN)
+        cuts = every_cut(carried, SPOKEN)
         report.cuts(f"vLLM 0.32, in the manner of {family}", "carried ids", cuts)
         assert _imperfect(cuts) == []
 
