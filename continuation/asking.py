@@ -6,7 +6,7 @@ count as it goes. Chunks are then shown as they would have been without that.
 
 from __future__ import annotations
 
-from continuation.chunks import JSON, choices, delta_of, dump, event_of, finish_of, usage_of
+from continuation.chunks import JSON, choices, delta_of, dump_exact, event_of, finish_of, usage_of
 
 
 def asking_for_ids(request: JSON) -> bytes:
@@ -14,7 +14,7 @@ def asking_for_ids(request: JSON) -> bytes:
     options = request.get("stream_options")
     told = options if isinstance(options, dict) else {}
     wanted = {**told, "include_usage": True, "continuous_usage_stats": True}
-    return dump({**request, "return_token_ids": True, "stream_options": wanted})
+    return dump_exact({**request, "return_token_ids": True, "stream_options": wanted})
 
 
 class Unasked:

@@ -51,6 +51,11 @@ def dump(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+def dump_exact(value: Any) -> bytes:
+    """For a request that is sent on: NaN and whole numbers of any size stay what they are."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 def event_of(value: Any) -> bytes:
     return data_event(dump(value))
 
@@ -130,6 +135,11 @@ def error_object(value: Any) -> JSON:
     if not isinstance(error, dict):
         return {"message": error if isinstance(error, str) else json.dumps(error)}
     return error
+
+
+def error_message(value: Any) -> str:
+    """Its message, if it is text."""
+    return text_of(error_object(value).get("message"))
 
 
 def error_code(value: Any) -> int | None:

@@ -15,6 +15,7 @@ from continuation.http import RawHeaders
 from continuation.transport import AiohttpTransport
 from continuation.usage import Delivered
 
+_closed: asyncio.AbstractEventLoop | None = None
 _shared: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
 
@@ -22,6 +23,8 @@ def shared() -> httpx.AsyncClient:
     """The client of the running event loop; opened at its first use, for no server tells when it starts."""
     global _shared
     loop = asyncio.get_running_loop()
+    if _closed is loop:
+        raise httpx.ConnectError("the gateway is shutting down")
     if _shared is None or _shared[0] is not loop:
         transport = AiohttpTransport(
             limit=settings.DOWNSTREAM_CONNECTION_LIMIT, connect_timeout=settings.CONNECT_TIMEOUT_SECONDS
@@ -45,7 +48,8 @@ def _close_before_daphne_stops(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def close_shared() -> None:
-    global _shared
+    global _shared, _closed
+    _closed = asyncio.get_running_loop()
     if _shared is not None and _shared[0] is asyncio.get_running_loop():
         client, _shared = _shared[1], None
         await client.aclose()

@@ -13,5 +13,8 @@ def describe(trouble: BaseException) -> str:
 
 
 def status_for(trouble: httpx.HTTPError) -> int:
-    """The status of an answer whose request could not be delivered: 504 when connecting took too long, else 502."""
+    """The status of an answer whose request could not be delivered: 504 when connecting took too long, 400 where it
+    cannot be written down, else 502."""
+    if isinstance(trouble, httpx.LocalProtocolError):
+        return 400
     return 504 if isinstance(trouble, httpx.TimeoutException) else 502

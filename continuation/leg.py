@@ -125,10 +125,10 @@ class Leg:
         return brings_something_new(chunk, tokens_before)
 
     def _identity(self, chunk: JSON) -> None:
-        self.id = self.id or chunk.get("id")
-        self.created = self.created or chunk.get("created")
-        self.model = self.model or chunk.get("model")
-        self.fingerprint = self.fingerprint or chunk.get("system_fingerprint")
+        self.id = self.id or _plain(chunk.get("id"))
+        self.created = self.created or _plain(chunk.get("created"))
+        self.model = self.model or _plain(chunk.get("model"))
+        self.fingerprint = self.fingerprint or _plain(chunk.get("system_fingerprint"))
         self.prompt_ids = self.prompt_ids or _ids_in(chunk.get("prompt_token_ids"))
 
     def _choice(self, choice: JSON) -> None:
@@ -165,6 +165,11 @@ def _names(delta: JSON) -> tuple[str, ...]:
     """The reasoning fields of a delta: those with text if there are any."""
     present = tuple(name for name in REASONING_NAMES if name in delta)
     return tuple(name for name in present if delta[name]) or present
+
+
+def _plain(value: Any) -> Any:
+    """Text and numbers; nothing else identifies a completion."""
+    return value if isinstance(value, str | int | float) else None
 
 
 def _ids_in(value: Any) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from continuation.chunks import parse, parse_exact
 from strategies.builders import whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
+DEEPEST = 200
 STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
 
 
@@ -54,7 +55,9 @@ class Guarded:
     @property
     def leg1_body(self) -> bytes:
         """The client's own bytes, unless ids are to be carried."""
-        return asking_for_ids(parse_exact(self.body)) if self.carries_ids else self.body
+        if not self.carries_ids:
+            return self.body
+        return asking_for_ids(parse_exact(self.body))
 
     @property
     def model(self) -> str:
@@ -102,13 +105,24 @@ def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Gu
         request = parse(body)
     except ValueError:
         return Passthrough(PassReason.NOT_JSON)
-    if not isinstance(request, dict):
+    if not isinstance(request, dict) or _is_deep(request):
         return Passthrough(PassReason.NOT_JSON)
     if reason := _pass_reason(request, opted_out):
         return Passthrough(reason)
     model = request.get("model")
     strategy = book.select(model if isinstance(model, str) else "", choice.model, choice.engine).strategy
     return Guarded(body, request, strategy) if strategy else Passthrough(PassReason.NO_STRATEGY)
+
+
+def _is_deep(request: dict[str, Any]) -> bool:
+    """Whether it is nested beyond what can be written again; no real request is."""
+    level: list[Any] = [request]
+    for _ in range(DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _pass_reason(request: dict[str, Any], opted_out: bool) -> PassReason | None:

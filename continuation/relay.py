@@ -112,7 +112,10 @@ class Relay:
 
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
-        return self._splice.received(read, now) if read else self._splice.leg_ended(Failure.EOF, now)
+        if not read:
+            return self._splice.leg_ended(Failure.EOF, now)
+        # Comments without end bring nothing new, but there is never a moment of waiting between them.
+        return [*self._splice.received(read, now), *self._splice.idle_expired(now)]
 
     def _wake_at(self, deadline: float | None) -> float | None:
         times = [deadline] if deadline is not None else []

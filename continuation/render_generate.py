@@ -24,7 +24,7 @@ from continuation.chunks import (
     parse,
     text_of,
 )
-from continuation.client import Upstream
+from continuation.client import Readable, Upstream
 from continuation.http import RawHeaders
 from continuation.rewrite import finish_choice
 from continuation.seam import overlap
@@ -53,7 +53,7 @@ EVENT_STREAM: RawHeaders = [(b"content-type", b"text/event-stream")]
 NOT_THERE = (403, 404, 405)
 # An endpoint that was missing is asked for again after so long: servers are restarted with other flags.
 MISSING_SECONDS = 300.0
-ANSWER_BYTES = 2**27
+ANSWER_BYTES = 2**25
 EVENT_BYTES = 2**25
 QUEUED_PIECES = 4
 # Fields of a chat request that a completion request understands as well.
@@ -108,7 +108,11 @@ class Job(Protocol):
 class TokenBody:
     """Reads like the body of an event stream; a task of its own produces it."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], name: str) -> None:
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], name: str, source: Readable | None = None
+    ) -> None:
+        """source is closed with it, also if no piece has been asked for yet."""
+        self._source = source
         self._queue: asyncio.Queue[bytes | Exception] = asyncio.Queue(QUEUED_PIECES)
         self._ended = False
         self._trouble: Exception | None = None
@@ -143,6 +147,8 @@ class TokenBody:
 
     def close(self) -> None:
         self._task.cancel()
+        if self._source is not None:
+            self._source.close()
 
     async def aclose(self) -> None:
         self.close()
@@ -182,7 +188,9 @@ class _Route:
         job = self._job
         # Also where the ids were carried: only the server knows the model's default sampling parameters.
         rendered = await self._call(RENDER, job.request)
-        prompt = list(job.carried_prompt or rendered.get("token_ids") or [])
+        if not isinstance(rendered.get("sampling_params"), dict):
+            raise Refused(200, b"render gave no sampling parameters")
+        prompt = list(job.carried_prompt) or _ids(rendered, "token_ids")
         prefix = await self._prefix(prompt, rendered.get("reasoning_ended"))
         thought = await self._thought(prefix)
         told = Delivered(len(prefix), thought, exact=True, prompt=len(prompt))
@@ -198,7 +206,7 @@ class _Route:
             answer.body.close()
             raise
         pieces = self._derendered(answer, prompt, prefix, Batches(batch_chunks, markers), closing)
-        return self._opened(pieces, told)
+        return self._opened(pieces, told, answer.body)
 
     async def _prefix(self, prompt: Ids, reasoning_ended: Any) -> list[int]:
         job, strategy = self._job, self._job.strategy
@@ -251,9 +259,11 @@ class _Route:
                 continue
             reply = await self._derender({**fixed, "generate_chunk": batch.chunk, "stream_state": state})
             state = reply.get("stream_state")
+            if not isinstance(reply.get("chunk"), dict):
+                raise Refused(200, b"derender gave no chunk")
             counts.add(batch)
             finished = batch.finish is not None
-            shown = chat.of(reply.get("chunk") or {}, batch)
+            shown = chat.of(reply["chunk"], batch)
             if shown:  # half a character shows nothing yet
                 yield b"".join(event_of({**one, "usage": counts.usage}) for one in shown)
         if finished:
@@ -266,12 +276,16 @@ class _Route:
         known = ("model", "messages", "chat_template_kwargs", "chat_template", "mm_processor_kwargs")
         asked = {key: job.request[key] for key in known if key in job.request}
         rendered = await self._call_any(TOKENIZE, {**asked, "add_generation_prompt": True})
-        prompt = rendered.get("tokens") or []
+        prompt = _ids(rendered, "tokens")
         prefix = await self._prefix(prompt, None)
         told = Delivered(len(prefix), await self._thought(prefix), exact=True, prompt=len(prompt))
         limits = [whole_number(job.request.get(name)) for name in ("max_tokens", "max_completion_tokens")]
-        room = (count(rendered, "max_model_len") or 0) - len(prompt)
-        left = min([limit for limit in limits if limit is not None] or [room]) - len(prefix)
+        longest = count(rendered, "max_model_len")
+        allowed = [limit for limit in limits if limit is not None]
+        allowed += [longest - len(prompt)] if longest is not None else []
+        if not allowed:
+            raise Refused(200, b"the length of the model is not known, and the request has no limit")
+        left = min(allowed) - len(prefix)
         if left < 1:
             return self._opened(_at_its_limit(), told)
         body = {
@@ -289,7 +303,7 @@ class _Route:
         except BaseException:
             answer.body.close()
             raise
-        return self._opened(self._chatted(answer), told)
+        return self._opened(self._chatted(answer), told, answer.body)
 
     async def _chatted(self, answer: Upstream) -> AsyncGenerator[bytes, None]:
         """Completion chunks as chat chunks; a closing token in the text is left for the seam to find."""
@@ -324,7 +338,7 @@ class _Route:
 
     async def _tokenize(self, text: str) -> list[int]:
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        return list((await self._call_any(TOKENIZE, asked)).get("tokens") or [])
+        return _ids(await self._call_any(TOKENIZE, asked), "tokens")
 
     async def _call_any(self, paths: tuple[str, ...], value: JSON) -> JSON:
         """The first of several paths that is there; a router may offer only one."""
@@ -346,10 +360,12 @@ class _Route:
         try:
             await self._check(path, answer)
             found = parse(await _whole(answer))
+        except ValueError:
+            found = None
         finally:
             answer.body.close()
         if not isinstance(found, dict):
-            raise Refused(answer.status, b"an answer that is no JSON object")
+            raise Refused(answer.status, path.encode() + b" gave no JSON object")
         return found
 
     async def _check(self, path: str, answer: Upstream) -> None:
@@ -358,8 +374,10 @@ class _Route:
         if answer.status != 200:
             raise Refused(answer.status, await _whole(answer))
 
-    def _opened(self, pieces: AsyncGenerator[bytes, None], told: Delivered) -> Upstream:
-        return Upstream(200, EVENT_STREAM, TokenBody(pieces, "token route"), told)
+    def _opened(
+        self, pieces: AsyncGenerator[bytes, None], told: Delivered, source: Readable | None = None
+    ) -> Upstream:
+        return Upstream(200, EVENT_STREAM, TokenBody(pieces, "token route", source), told)
 
 
 class _Counts:
@@ -434,6 +452,14 @@ class _UpToMarker:
         return told
 
 
+def _ids(answer: JSON, name: str) -> list[int]:
+    """Token ids, at least one; anything else would continue something that was never said."""
+    found = answer.get(name)
+    if not isinstance(found, list) or not found or not all(type(token) is int for token in found):
+        raise Refused(200, f"{name} are not token ids".encode())
+    return found
+
+
 async def _at_its_limit() -> AsyncGenerator[bytes, None]:
     """The partial has used all of the budget: nothing is left to be generated."""
     yield event_of({"choices": [finish_choice("length")]})
@@ -468,10 +494,12 @@ def _chunk_of(event: Event) -> JSON | bytes | None:
 
 
 async def _whole(answer: Upstream) -> bytes:
-    read = b""
-    while len(read) < ANSWER_BYTES and (more := await answer.body.read()):
+    read = bytearray()
+    while more := await answer.body.read():
         read += more
-    return read
+        if len(read) > ANSWER_BYTES:
+            raise Refused(answer.status, b"an answer that is too large")
+    return bytes(read)
 
 
 def forget_missing() -> None:

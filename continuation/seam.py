@@ -24,6 +24,8 @@ RESTART_CHARS = 40
 # A partial shorter than both is no proof of a restart: words do repeat ("very very").
 RESTART_LEAST_CHARS = 8
 RESTART_LEAST_WORDS = 2
+# Longer stop strings are left to the engine: looking for them at the seam would hold up other streams.
+LONGEST_STOP = 4096
 
 
 class Field(StrEnum):
@@ -202,7 +204,8 @@ class StopString:
     def __init__(self, field: Field, delivered: str, stops: tuple[str, ...], *, shown: bool) -> None:
         self._field = field
         # (stop, how much of its start the partial ends with), for each way that it may span the seam
-        self._spanning = [(stop, begun) for stop in stops for begun in _begun(stop, delivered)]
+        short = (stop for stop in stops if len(stop) <= LONGEST_STOP)
+        self._spanning = [(stop, begun) for stop in short for begun in _begun(stop, delivered)]
         self._shown = shown
         self._held = ""
         self.matched: str | None = None
@@ -236,6 +239,7 @@ class StopString:
 
 def _begun(stop: str, delivered: str) -> list[int]:
     """The lengths of the starts of `stop` that `delivered` ends with, but for all of it (Knuth, Morris, Pratt)."""
+    stop = stop[: len(delivered) + 1]
     tail = delivered[max(0, len(delivered) - len(stop) + 1) :]
     borders = _borders(stop)
     length = 0

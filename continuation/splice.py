@@ -33,7 +33,8 @@ from continuation.chunks import (
     JSON,
     choices,
     count,
-    dump,
+    dump_exact,
+    error_message,
     error_object,
     event_of,
     finish_of,
@@ -61,6 +62,17 @@ logger = logging.getLogger(__name__)
 
 # What a client is told by the reason itself, for its failure alone would not explain it.
 OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING)
+
+
+BROKEN_EVENT = event_of(
+    {
+        "error": {
+            "message": "The stream was interrupted: the gateway met an unexpected error.",
+            "type": "stream_interrupted",
+            "code": str(Reason.INTERNAL_ERROR),
+        }
+    }
+)
 
 
 class Phase(Enum):
@@ -240,7 +252,8 @@ class Splice:
 
     def scale_out_missing(self, message: str, now: float) -> list[Action]:
         """The server has no token route."""
-        chat = self.plan.strategy.without_scale_out is Fallback.CHAT and not self._leg1.tool_call_seen
+        unopened = self._leg2_opened is None and not self._leg1.tool_call_seen
+        chat = unopened and self.plan.strategy.without_scale_out is Fallback.CHAT
         if self.ended or not chat:
             return self._leg2_failed(Reason.SCALE_OUT_MISSING, message, now)
         self._verdict = Verdict(Decision.CONTINUE, route=Route.CHAT_CONTINUE)
@@ -251,7 +264,7 @@ class Splice:
         """Any answer that is no event stream."""
         self._leg2_status, self._leg2_opened = status, now
         try:
-            message = str(error_object(parse(body)).get("message") or "")
+            message = error_message(parse(body))
         except ValueError:
             message = body.decode("utf-8", "replace")
         return self._leg2_failed(Reason.LEG2_REFUSED, message, now)
@@ -270,8 +283,11 @@ class Splice:
         if self.ended:
             return []
         self._failure = self._failure or Failure.DISCONNECT
-        unfinished = [Send(b"\n\n")] if self.phase is Phase.UNFRAMED else []
-        return [*unfinished, *self._failed(Reason.INTERNAL_ERROR, now)]
+        self._held = None
+        unfinished = b"\n\n" if self.phase is Phase.UNFRAMED else b""
+        self._outcome, self._reason = Outcome.FAILED, Reason.INTERNAL_ERROR
+        self.phase, self._ended_at = Phase.FAILED, now
+        return [CloseLeg(), Send(unfinished + BROKEN_EVENT)]
 
     # -- leg 1 -------------------------------------------------------------------------------------
 
@@ -303,7 +319,10 @@ class Splice:
         """The bytes as received, but for what only the gateway has asked for."""
         if not self.plan.carries_ids or not isinstance(value, dict):
             return [event.raw]
-        kept = self._unasked.shown(value)
+        try:
+            kept = self._unasked.shown(value)
+        except (ValueError, RecursionError):  # too deep to be written again
+            return [event.raw]
         return [] if kept is None else [kept]
 
     def _leg1_event(self, event: Event, now: float) -> tuple[Failure | None, Any]:
@@ -369,7 +388,7 @@ class Splice:
         self._failure, self._leg1_ended = failure, now
         self._held, self._held_value = held, value
         if failure is Failure.ERROR_EVENT:
-            self._failure_detail = str(error_object(value).get("message") or "")
+            self._failure_detail = error_message(value)
         leg = self._leg1
         self._partial = Partial(*map(without_lone_surrogates, (leg.partial.reasoning, leg.partial.content)))
         self._before = delivered(
@@ -422,7 +441,9 @@ class Splice:
         self._join(exact=False)
         request = parse_exact(plan.body)
         return [
-            OpenLeg(dump(continuation_body(request, plan.strategy, self._partial, self._before.completion)))
+            OpenLeg(
+                dump_exact(continuation_body(request, plan.strategy, self._partial, self._before.completion))
+            )
         ]
 
     def _continue_tokens(self) -> list[Action]:
@@ -494,7 +515,7 @@ class Splice:
             value = (event.data or b"").decode("utf-8", "replace")
         failure = _failure_in(event, value)
         if failure:
-            message = str(error_object(value).get("message") or "") if failure is Failure.ERROR_EVENT else ""
+            message = error_message(value) if failure is Failure.ERROR_EVENT else ""
             return [], self._leg2_over(failure, now, message)
         return self._leg2_chunk(value, now) if isinstance(value, dict) else ([], None)
 
@@ -538,9 +559,9 @@ class Splice:
         return self._leg2_failed(Reason.LEG2_BROKEN, detail or str(failure), now)
 
     def _leg2_finished(self, now: float) -> list[Action]:
+        usage = self._final_usage() if self.plan.asks_usage else b""
         self._outcome = Outcome.RESCUED
         self._end(Phase.DONE, now)
-        usage = self._final_usage() if self.plan.asks_usage else b""
         return [Send(usage + DONE_EVENT), CloseLeg()]
 
     def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
@@ -585,9 +606,8 @@ class Splice:
         if self._failure is Failure.ERROR_EVENT and self._held is not None:
             if isinstance(self._held_value, dict) and self._held_value.get("error"):
                 return closed(self._held.raw)
-            return event_of(
-                {"error": {"type": "stream_interrupted", "code": "error_event", **_named(self._held_value)}}
-            )
+            named = {"type": "stream_interrupted", "code": "error_event", **_named(self._held_value)}
+            return event_of({"error": named})
         failure = self._failure or Failure.DISCONNECT
         refused = (
             self._verdict is not None and self._verdict.decision is Decision.REFUSE and self._leg1.events
@@ -722,10 +742,9 @@ def _is_cut(event: Event) -> bool:
 
 def _named(value: Any) -> JSON:
     """An engine's error in the one form that clients understand; its nulls would hide our type and code."""
-    error = {
-        key: value for key, value in error_object(value).items() if value is not None and key != "object"
-    }
-    return {"message": "the engine reported an error", **error}
+    said = {key: told for key, told in error_object(value).items() if isinstance(told, str | int | float)}
+    said.pop("object", None)
+    return {"message": "the engine reported an error", **said}
 
 
 def _send(events: Sequence[bytes]) -> list[Action]:

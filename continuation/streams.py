@@ -19,7 +19,8 @@ class RelayResponse(StreamingHttpResponse):
     garbage collector. Here it runs as soon as the client is gone."""
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], status: int, headers: RawHeaders) -> None:
-        super().__init__(_nothing(), status=status)
+        super().__init__(_nothing())
+        self.status_code = status  # whatever it is; the constructor would refuse some
         self._pieces = pieces
         self._raw_headers = headers
 

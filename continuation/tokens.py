@@ -69,7 +69,8 @@ class Batches:
         choice = next(iter(choices(chunk)), None)
         if choice is None:
             return None
-        ids = [token for token in choice.get("token_ids") or [] if isinstance(token, int)]
+        told = choice.get("token_ids")
+        ids = [token for token in told if isinstance(token, int)] if isinstance(told, list) else []
         self.generated += len(ids)
         self._ids += ids
         self._logprobs += _logprobs_of(choice)
@@ -158,7 +159,7 @@ class ChatChunks:
         self._tool_call_seen = self._tool_call_seen or has_tool_call(delta)
         deltas = [
             *self._texts(delta, batch),
-            *({"tool_calls": [call]} for call in delta.get("tool_calls") or []),
+            *({"tool_calls": [call]} for call in _calls(delta)),
         ]
         finish = self._finish(batch)
         if not deltas and (finish or self._ids_shown):
@@ -192,6 +193,11 @@ class ChatChunks:
         if batch.finish == "stop" and batch.stop is None and self._tool_call_seen:
             return "tool_calls"
         return batch.finish
+
+
+def _calls(delta: JSON) -> list[Any]:
+    calls = delta.get("tool_calls")
+    return calls if isinstance(calls, list) else []
 
 
 def _choice(delta: JSON) -> JSON:

@@ -35,8 +35,11 @@ def _as_httpx_errors(request: httpx.Request) -> Iterator[None]:
         raise httpx.ConnectError(str(trouble), request=request) from trouble
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as trouble:
         raise httpx.UnsupportedProtocol(str(trouble), request=request) from trouble
-    except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as trouble:
+    except (aiohttp.ClientError, OSError, RuntimeError, asyncio.IncompleteReadError) as trouble:
+        # RuntimeError: of a connection that was lost a moment ago, before anybody was told
         raise httpx.ReadError(str(trouble), request=request) from trouble
+    except ValueError as trouble:  # a header that cannot be sent
+        raise httpx.LocalProtocolError(str(trouble), request=request) from trouble
 
 
 class Body(httpx.AsyncByteStream):
@@ -170,10 +173,17 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
 
 def _url(request: httpx.Request) -> URL:
-    target = request.extensions.get("target") or request.url.raw_path
-    port = f":{request.url.port}" if request.url.port else ""
-    host = f"[{request.url.host}]" if ":" in request.url.host else request.url.host
-    return URL(f"{request.url.scheme}://{host}{port}{target.decode('latin-1')}", encoded=True)
+    """The target as it came; host and port are never read from it."""
+    target: bytes = request.extensions.get("target") or request.url.raw_path
+    path, _, query = target.decode("latin-1").partition("?")
+    return URL.build(
+        scheme=request.url.scheme,
+        host=request.url.host,
+        port=request.url.port,
+        path=path,
+        query_string=query,
+        encoded=True,
+    )
 
 
 def _data(request: httpx.Request) -> bytes | AsyncIterator[bytes] | None:

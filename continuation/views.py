@@ -32,6 +32,20 @@ MB = 2**20
 PIECE_BYTES = 2**16
 # A body above this is parsed in a thread: it would hold up the other streams.
 PARSE_INLINE_BYTES = 2**18
+# type, code and message by status
+UNDELIVERED = {
+    400: ("invalid_request_error", "invalid_header", "A header of the request holds a control character."),
+    502: (
+        "upstream_error",
+        "downstream_unreachable",
+        "The downstream server could not be reached, or closed the connection before it answered.",
+    ),
+    504: (
+        "upstream_error",
+        "downstream_timeout",
+        "The downstream server did not accept the connection in time.",
+    ),
+}
 
 
 async def chat_completions(request: HttpRequest) -> HttpResponseBase:
@@ -56,8 +70,10 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
 
 async def proxy(request: HttpRequest) -> HttpResponseBase:
     """Any other path or method."""
-    if not _is_passed_through(request.path):
+    if not _is_passed_through(request.path) or not _target(request).startswith(b"/"):
         return not_found(request)
+    if request.method == "CONNECT":
+        return json_error(405, "This is no tunnel.", "invalid_request_error", "method_not_allowed")
     if _body_size(request) > settings.MAX_REQUEST_BODY_MB * MB:
         return _too_large(request)
     return await _pass_through(request)
@@ -80,7 +96,10 @@ def request_id(request: HttpRequest) -> str:
 def _is_passed_through(path: str) -> bool:
     if settings.GATEWAY_ROLE == "admin":
         return False
-    return any(prefix == "*" or path.startswith(prefix) for prefix in settings.PASSTHROUGH_PATHS)
+    if "*" in settings.PASSTHROUGH_PATHS:
+        return True
+    leads_out = {".", ".."} & set(path.split("/"))  # servers behind may resolve these
+    return not leads_out and path.startswith(tuple(settings.PASSTHROUGH_PATHS))
 
 
 async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
@@ -162,15 +181,10 @@ async def _untouched(request: HttpRequest, upstream: Upstream) -> AsyncGenerator
 
 def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> HttpResponse:
     status = status_for(trouble)
-    code = "downstream_timeout" if status == 504 else "downstream_unreachable"
+    kind, code, message = UNDELIVERED[status]
     logger.warning("request %s: %s: %s", request_id(request), code, describe(trouble))
-    message = (
-        "The downstream server did not accept the connection in time."
-        if status == 504
-        else ("The downstream server could not be reached, or closed the connection before it answered.")
-    )
     headers = {"X-Request-Id": request_id(request)} | ({"X-Continuation": note} if note else {})
-    return json_error(status, message, "upstream_error", code, headers)
+    return json_error(status, message, kind, code, headers)
 
 
 def _too_large(request: HttpRequest) -> HttpResponse:

@@ -49,6 +49,7 @@ def _in_one_line(message: checks.CheckMessage) -> str:
 
 async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Django, with a way to break the client's connection off where the server has none of its own."""
+    scope = scope | {"root_path": ""}  # daphne takes it from a header, which any client may send
     if close := daphne_closer(send):
         scope = scope | {"extensions": {**scope.get("extensions", {}), CLOSE_CONNECTION: close}}
     await django_application(scope, receive, send)

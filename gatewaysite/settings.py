@@ -131,6 +131,7 @@ LOGGING = {
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         "django.request": {"filters": ["own_trouble"]},
+        "django.security.DisallowedHost": {"level": "CRITICAL"},  # anybody can cause it, at will
         "daphne": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
     },

@@ -1,16 +1,32 @@
 """Where a path goes: the gateway's own pages, the planned chat route, and downstream for all else."""
 
+from collections.abc import Callable
+
 from django.conf import settings
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
+from django.views import defaults
 
 from continuation import views
+from continuation.http import json_error
+from gatewaysite import SITE_PREFIXES
 from gatewaysite.static import static_file
 
 
 def _not_here(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
     return views.not_found(request)
+
+
+def _own_error(page: Callable[..., HttpResponse], status: int, code: str) -> Callable[..., HttpResponse]:
+    """Django's page for the site's own paths, JSON for all others."""
+
+    def handler(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
+        if request.path.startswith(SITE_PREFIXES):
+            return page(request, *args, **kwargs)
+        return json_error(status, "The gateway cannot answer this request.", "invalid_request_error", code)
+
+    return handler
 
 
 def _admin_pages() -> list[object]:
@@ -22,5 +38,9 @@ def _admin_pages() -> list[object]:
         re_path(r"^(admin|static)(/|$)", _not_here),
     ]
 
+
+handler400 = _own_error(defaults.bad_request, 400, "bad_request")
+handler404 = _own_error(defaults.page_not_found, 404, "not_found")
+handler500 = _own_error(defaults.server_error, 500, "internal_error")
 
 urlpatterns = [*_admin_pages(), path("", include("continuation.urls"))]

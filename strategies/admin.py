@@ -44,7 +44,14 @@ class TextListField(forms.JSONField):
     default_error_messages = {"invalid": 'This is no JSON. Write a list of texts, such as ["a", "b"].'}
 
     def to_python(self, value: Any) -> Any:
-        return [] if value in self.empty_values else super().to_python(value)
+        if value in self.empty_values:
+            return []
+        try:
+            return super().to_python(value)
+        except (RecursionError, ValueError) as trouble:
+            if isinstance(trouble, ValidationError):
+                raise
+            raise ValidationError(self.error_messages["invalid"], code="invalid") from trouble
 
     def prepare_value(self, value: Any) -> Any:
         shown = super().prepare_value(value)

@@ -142,16 +142,6 @@ def test_any_other_error_is_continued(gateway: GatewayFor, upstream: Upstream, c
     one_whole_answer(read(gateway(), upstream, chat, body(), *legs), reasoning="", content="ab", like=VLLM)
 
 
-@pytest.mark.parametrize("model", ["kimi-k3", "deepseek-v4-flash"])
-def test_a_strategy_of_the_token_route_is_refused_without_it(
-    gateway: GatewayFor, upstream: Upstream, chat: Chat, model: str
-) -> None:
-    one = gateway(CONTINUATION_MODEL=model, CONTINUATION_ENGINE="vllm")
-    stream = read(one, upstream, chat, body(), Reply(started(VLLM, ["r"], ["a"])))
-    one_failed_ending(stream, reasoning="r", content="a", code={"eof", "route_unavailable"})
-    assert told(one, stream) == ("eof", "content-done", "refuse", "failed", "route_unavailable")
-
-
 def test_an_engines_error_that_is_not_continued_is_handed_on(
     gateway: GatewayFor, upstream: Upstream, chat: Chat
 ) -> None:

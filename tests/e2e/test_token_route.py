@@ -181,7 +181,9 @@ def test_carried_ids_need_no_tokenizing_of_the_text(
         assert asked["stream_options"]["continuous_usage_stats"] is True
         assert b'token_ids":[' not in stream.body
         assert one.event(stream.request_id)["route"] == "carried-ids"
-        assert "/tokenize" not in server.asked or len(server.bodies["/tokenize"]["prompt"]) < 10  # control tokens
+        assert (
+            "/tokenize" not in server.asked or len(server.bodies["/tokenize"]["prompt"]) < 10
+        )  # control tokens
     finally:
         rows_edited(one, "token_exact = 0")
 
