@@ -76,7 +76,7 @@ def test_the_example_names_every_setting_once_and_its_defaults_are_the_defaults(
 
 
 def test_every_make_target_that_the_readme_names_exists_and_the_other_way_round() -> None:
-    named = set(re.findall(r"(?:^|`|\s)make ([a-z]+)", "\n".join(code_of(README))))
+    named = set(re.findall(r"(?:^|`|\s)make ([a-z-]+)", "\n".join(code_of(README))))
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
     assert named <= targets
     assert targets - {"help"} <= named
