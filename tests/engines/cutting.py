@@ -55,7 +55,8 @@ class Stage:
             assert reference.faults() == [], (dialogue, reference.faults())
             asked = self.of_leg1(reference).body
             best = _in_most_events(_port(self.first), asked)
-            assert verdict(best, reference) == "identical", "greedy answers differ"
+            # Whether SGLang shows a line break between two tool calls depends on how its tokens come together.
+            assert verdict(best, reference) in ("identical", "space"), "greedy answers differ"
             self.first.recorded[str(dialogue)] = best.events
 
     def learn_ids(self, dialogues: Collection[int], between: str = "</think>") -> None:

@@ -34,6 +34,7 @@ class Victim:
     log: Path
     port: int = field(default_factory=free_port)
     running: EngineProcess | None = None
+    spoilt: bool = False
 
     @property
     def url(self) -> str:
@@ -44,10 +45,10 @@ class Victim:
 
     def ready(self) -> EngineProcess:
         """One that runs whole."""
-        whole = self.running and all(self.running.state(name) not in DEAD for name in self.running.pids)
-        if not (self.running and whole):
+        if self.spoilt or self.running is None:
             self.stop()
             self.start()
+            self.spoilt = False
         assert self.running
         if not self.running.pids:
             self.running.ready()
@@ -92,6 +93,7 @@ class Scene:
                 if not at and MOMENTS[moment](answer):
                     with standing(lasting=process == "worker" and number == signal.SIGSTOP):
                         engine.signal(process, number)
+                    self.victim.spoilt = number != signal.SIGSTOP
                     at.append(len(answer.events))
 
             answer = ask(self.gateway.port, chat(0), on_event=on_event)

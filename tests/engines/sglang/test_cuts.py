@@ -27,25 +27,24 @@ def pair(sglang: Sglang) -> tuple[int, int]:
     return first, second
 
 
-@pytest.mark.parametrize(
-    ("route", "row"),
-    [("chat-continue", {}), ("chat-continue, thinking not switched off", {"thinking_key": ""})],
-    ids=["as built in", "without the thinking key"],
-)
-def test_all_but_cuts_between_wide_characters_are_continued_identically(
-    pair: tuple[int, int], template: Path, tmp_path: Path, report: Report, route: str, row: dict[str, str]
+def test_with_thinking_left_on_all_but_cuts_beside_wide_characters_are_continued_identically(
+    pair: tuple[int, int], template: Path, tmp_path: Path, report: Report
 ) -> None:
-    with stage(pair, template, tmp_path, "sglang", "qwen3.6", row) as built_in:
-        built_in.record(SPOKEN)
-        cuts = [cut for cut in every_cut(built_in, SPOKEN) if cut.kind != "before any text"]
-        report.cuts(TITLE, route, cuts)
-    assert [(cut.label, cut.faults()) for cut in cuts if cut.faults()] == []
+    """The closing tag in the prefix says that thinking is over; the switch would change the prompt before it."""
+    cuts = _continued(pair, template, tmp_path, {"thinking_key": ""})
+    report.cuts(TITLE, "chat-continue, thinking key empty", cuts)
     # A token may straddle two such characters; the text's own tokens then differ from those of the answer.
-    narrow = [cut for cut in cuts if not _between_wide(cut)]
+    narrow = [cut for cut in cuts if not _beside_wide(cut)]
     assert [(cut.label, cut.difference()) for cut in narrow if cut.verdict != "identical"] == []
-    good, of = LEAST_IN_CONTENT
-    content = [cut for cut in cuts if cut.kind.startswith("C ")]
-    assert sum(cut.verdict == "identical" for cut in content) * of >= good * len(content)
+    _are_as_many_as_can_be(cuts)
+
+
+def test_as_built_in_as_many_cuts_as_can_be_are_continued_identically(
+    pair: tuple[int, int], template: Path, tmp_path: Path, report: Report
+) -> None:
+    cuts = _continued(pair, template, tmp_path, {})
+    report.cuts(TITLE, "chat-continue, as built in", cuts)
+    _are_as_many_as_can_be(cuts)
 
 
 def test_a_cut_in_a_tool_call_ends_the_answer_as_failed(
@@ -61,11 +60,27 @@ def test_a_cut_in_a_tool_call_ends_the_answer_as_failed(
         assert {_reason(built_in, cut) for cut in called} == {"tool_call_seen"}
 
 
+def _continued(pair: tuple[int, int], template: Path, directory: Path, row: dict[str, str]) -> list[Cut]:
+    with stage(pair, template, directory, "sglang", "qwen3.6", row) as built_in:
+        built_in.record(SPOKEN)
+        cuts = [cut for cut in every_cut(built_in, SPOKEN) if cut.kind != "before any text"]
+    assert [(cut.label, cut.faults()) for cut in cuts if cut.faults()] == []
+    return cuts
+
+
+def _are_as_many_as_can_be(cuts: list[Cut]) -> None:
+    good, of = LEAST_IN_CONTENT
+    content = [cut for cut in cuts if cut.kind.startswith("C ")]
+    assert sum(cut.verdict == "identical" for cut in content) * of >= good * len(content)
+    reasoning = [cut for cut in cuts if cut.kind.startswith("R ") and not _beside_wide(cut)]
+    assert [(cut.label, cut.difference()) for cut in reasoning if cut.verdict != "identical"] == []
+
+
 def _reason(set_: Stage, cut: Cut) -> str:
     return str(set_.gateway.event(cut.got.request_id)["reason"])
 
 
-def _between_wide(cut: Cut) -> bool:
+def _beside_wide(cut: Cut) -> bool:
     """Whether a character beside the cut takes several bytes."""
     field = "content" if cut.first.content else "reasoning"
     text, whole = getattr(cut.first, field), getattr(cut.want, field)

@@ -77,6 +77,7 @@ def test_the_openai_client_notices_nothing_of_a_kill(scene: Scene) -> None:
                 killed.append(len(so_far.content))
 
         got = read(scene.gateway.port, 0, kill)
+    scene.victim.spoilt = True
     assert killed
     assert killed[0] < len(whole.content)
     assert (got.reasoning, got.content, got.finishes, got.usages) == (
