@@ -237,7 +237,8 @@ class _Route:
             tool_call_seen=bool(job.tool_ids),
             ids_shown=bool(job.request.get("return_token_ids")),
         )
-        seeded = job.carried_ids is not None and (job.ids_withheld or bool(job.request.get("tools")))
+        # Ids may be ahead of the text that was shown: half a character, a token that a parser waits with, a tool call.
+        seeded = job.carried_ids is not None
         fixed = {
             "stream": True,
             "model": self._model,

@@ -4,6 +4,7 @@ import json
 import math
 import sqlite3
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -131,7 +132,7 @@ def _split(ids: list[int]) -> tuple[str, str]:
 
 def rows_edited(one: Gateway, sql: str) -> None:
     """As an edit in another process, which the gateway polls for."""
-    with sqlite3.connect(one.database, timeout=20) as db:
+    with closing(sqlite3.connect(one.database, timeout=20)) as db, db:
         db.execute(f"UPDATE strategies_strategy SET {sql} WHERE name = 'deepseek-v4-flash-vllm'")
         db.execute("UPDATE strategies_strategyrevision SET counter = counter + 1")
     time.sleep(0.5)  # STRATEGY_REFRESH_SECONDS is 0.1
