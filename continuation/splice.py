@@ -115,7 +115,6 @@ class OpenTokens:
     """Continue on the token route, then report as for OpenLeg, or scale_out_missing.
 
     carried_ids: all that leg 1 generated after carried_prompt; None where the text is to be tokenized.
-    ids_withheld: the last of them have not been shown as text.
     tool_ids: the ids of the tool calls that the client has seen begin, in order.
     """
 
@@ -124,7 +123,6 @@ class OpenTokens:
     partial: Partial
     carried_prompt: tuple[int, ...]
     carried_ids: tuple[int, ...] | None
-    ids_withheld: bool
     tool_ids: tuple[str, ...]
     stops: tuple[str, ...]
     stop_shown: bool
@@ -457,7 +455,6 @@ class Splice:
                 partial=self._partial,
                 carried_prompt=leg.prompt_ids if carried is not None else (),
                 carried_ids=carried,
-                ids_withheld=leg.ids_withheld,
                 tool_ids=tuple(leg.tool_ids),
                 stops=plan.stops,
                 stop_shown=plan.stop_shown,

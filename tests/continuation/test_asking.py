@@ -95,7 +95,7 @@ def opened(play: Play) -> OpenTokens | OpenLeg:
 def test_the_ids_are_carried_also_where_their_text_was_withheld() -> None:
     job = opened(Play({"max_tokens": 50}, EXACT).reads(*STREAM[:3]))
     assert isinstance(job, OpenTokens)
-    assert (job.carried_prompt, job.carried_ids, job.ids_withheld) == ((1, 2, 3), (11, 12), True)
+    assert (job.carried_prompt, job.carried_ids) == ((1, 2, 3), (11, 12))
     assert job.request["max_tokens"] == 50
     assert "return_token_ids" not in job.request
 
