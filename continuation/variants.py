@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from continuation.verdicts import Place, Tally, summed
@@ -31,6 +32,7 @@ LABELS = {
     "thinking_key": "thinking key",
     "structured_message": "structured message",
     "reasoning_field": "reasoning field",
+    "reasoning_end": "reasoning ends with",
     "template_trims": "template trims",
     "may_think_again": "may think again",
     "render_generate": "token route",
@@ -57,6 +59,7 @@ class Knowledge:
     thinking_switch  the key of chat_template_kwargs that changes the prompt; "" where none does
     on_by_default    whether the model thinks without being told to
     tokens           OPEN, CLOSE and CONTENT_OPEN as the engine itself writes them
+    reasoning_end    the white space that every reasoning ends with; "" where they have none in common
     """
 
     engine: Engine = Engine.ANY
@@ -71,6 +74,7 @@ class Knowledge:
     thinking_switch: str | None = None
     on_by_default: bool = True
     tokens: tuple[str, str, str] | None = None
+    reasoning_end: str | None = None
     repeats: bool | None = None
 
 
@@ -113,7 +117,7 @@ def _chats(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
         for left_out in _left_out(row, known):
             for structured in (False,) if left_out or known.engine is Engine.SGLANG else (False, True):
                 for trims in (False, True):
-                    for key in _thinking_keys(row, known):
+                    for key, end in product(_thinking_keys(row, known), _reasoning_ends(row, known)):
                         changed = replace(
                             base,
                             open=row.open if left_out else opening,
@@ -121,6 +125,7 @@ def _chats(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
                             content_open=content_open,
                             prompt_opens_thinking=left_out,
                             structured=structured,
+                            reasoning_end=end,
                             template_trims=trims,
                             thinking_key=key,
                         )
@@ -146,6 +151,12 @@ def _left_out(row: CompiledStrategy, known: Knowledge) -> tuple[bool, ...]:
 
 def _thinking_keys(row: CompiledStrategy, known: Knowledge) -> list[str]:
     return list(dict.fromkeys([row.thinking_key, known.thinking_switch or "", ""]))
+
+
+def _reasoning_ends(row: CompiledStrategy, known: Knowledge) -> list[str]:
+    """SGLang appends an open reasoning as it is, so that nothing is to be gained by closing it."""
+    seen = "" if known.engine is Engine.SGLANG else known.reasoning_end or ""
+    return list(dict.fromkeys([row.reasoning_end, seen, ""]))
 
 
 def _tokens(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
@@ -179,7 +190,7 @@ def _behaviour(variant: Variant) -> tuple[Any, ...]:
     tokens = (row.open, row.close, row.content_open)
     if variant.route == CHAT:
         opening = "" if row.prompt_opens_thinking else row.open
-        rest = (row.structured, row.reasoning_field, row.template_trims, row.thinking_key)
+        rest = (row.structured, row.reasoning_field, row.reasoning_end, row.template_trims, row.thinking_key)
         return CHAT, opening, row.prompt_opens_thinking, *tokens[1:], *rest
     return variant.route, *tokens
 

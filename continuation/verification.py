@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from os.path import commonprefix
 from typing import Any
 
 import httpx
@@ -550,7 +551,16 @@ async def _learnt(
         probes.append(
             Probe("control tokens", None, "How the thinking is opened and closed could not be seen.")
         )
-    return replace(known, repeats=repeats), tuple(probes)
+    end = _common_end([answer.plain.told.reasoning for answer in answers])
+    if end:
+        probes.append(Probe("reasoning end", end, f"Every reasoning ends with {end!r}."))
+    return replace(known, repeats=repeats, reasoning_end=end), tuple(probes)
+
+
+def _common_end(reasonings: Sequence[str]) -> str:
+    """The white space that all of them end with, but for empty ones."""
+    ends = [text[len(text.rstrip()) :][::-1] for text in reasonings if text]
+    return commonprefix(ends)[::-1]  # noqa: RUF071 - character by character is what is wanted
 
 
 def _same(one: Told, other: Told) -> bool:

@@ -99,6 +99,7 @@ class StrategyAdmin(StrategyModelAdmin):
                     "thinking_key",
                     "structured_message",
                     "reasoning_field",
+                    "reasoning_end",
                     "template_trims",
                     "may_think_again",
                 )
@@ -116,7 +117,7 @@ class StrategyAdmin(StrategyModelAdmin):
     def formfield_for_dbfield(
         self, db_field: models.Field[Any, Any], request: HttpRequest, **kwargs: Any
     ) -> Any:
-        if db_field.name in TOKEN_FIELDS:
+        if db_field.name in (*TOKEN_FIELDS, "reasoning_end"):
             attrs = {"rows": 2, "cols": 60, "spellcheck": "false", "data-white-space": "shown"}
             return db_field.formfield(strip=False, widget=forms.Textarea(attrs))
         if db_field.name in LIST_FIELDS:

@@ -27,16 +27,22 @@ def prefix(strategy: CompiledStrategy, partial: Partial) -> str:
     if not reasoning:
         return content
     opening = "" if strategy.prompt_opens_thinking else strategy.open
-    if not partial.content:
+    if not (partial.content or thought_to_the_end(strategy, partial)):
         # Left open: if the thinking was over the model closes it itself; closing it wrongly cannot be undone.
         return opening + reasoning
     return opening + reasoning + strategy.close + strategy.content_open + content
 
 
+def thought_to_the_end(strategy: CompiledStrategy, partial: Partial) -> bool:
+    """Whether the reasoning looks complete, so that it may be closed though no content has begun."""
+    return bool(strategy.reasoning_end) and partial.reasoning.endswith(strategy.reasoning_end)
+
+
 def final_message(strategy: CompiledStrategy, partial: Partial) -> dict[str, str]:
     """The assistant message to be continued; its content is always a string."""
     reasoning = without_lone_surrogates(partial.reasoning)
-    if strategy.structured and reasoning and partial.content:
+    closed = partial.content or thought_to_the_end(strategy, partial)
+    if strategy.structured and reasoning and closed:
         content = without_lone_surrogates(partial.content)
         return {"role": "assistant", strategy.reasoning_field: reasoning, "content": content}
     return {"role": "assistant", "content": prefix(strategy, partial)}

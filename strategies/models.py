@@ -198,6 +198,12 @@ class Strategy(models.Model):
         default=ReasoningField.REASONING,
         help_text="The field of the structured message that holds the reasoning.",
     )
+    reasoning_end = _token_field(
+        "reasoning ends with",
+        "A reasoning that ends with this is taken as complete, and sent closed, while no content has begun: a line "
+        "break for Qwen on vLLM, whose template spoils an open one. A reasoning that was not complete is then cut "
+        "short. Empty: it is never closed, and the model closes it itself. Chat-continue only.",
+    )
     template_trims = models.BooleanField(
         default=False,
         help_text="The chat template trims the prefix, so the model writes white space at its end a second "
@@ -264,7 +270,7 @@ class Strategy(models.Model):
         return (self.name,)
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        for token in ("open_token", "close_token", "content_open_token"):
+        for token in ("open_token", "close_token", "content_open_token", "reasoning_end"):
             text = getattr(self, token)
             if isinstance(text, str):
                 setattr(self, token, _LINE_END.sub("\n", text))
@@ -292,6 +298,7 @@ class Strategy(models.Model):
             thinking_key=self.thinking_key,
             structured=self.structured_message,
             reasoning_field=self.reasoning_field,
+            reasoning_end=self.reasoning_end,
             template_trims=self.template_trims,
             may_think_again=self.may_think_again,
             render_generate=self.render_generate,

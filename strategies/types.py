@@ -58,6 +58,7 @@ class CompiledStrategy:
     open, close     tokens around the reasoning; content_open comes between close and the content
     thinking_key    key of chat_template_kwargs set to false in content-done; "" for none
     structured      content-done is sent as {"role", reasoning_field: R, "content": C}
+    reasoning_end   a reasoning that ends with this is taken as complete, and sent closed; "" for never
     template_trims  the template trims the prefix; white space written twice at the seam is dropped once
     may_think_again reasoning after content had begun is kept as reasoning (else it is content)
     render_generate the token route is taken; token_exact: with the ids that leg 1 carried
@@ -74,6 +75,7 @@ class CompiledStrategy:
     thinking_key: str = "thinking"
     structured: bool = False
     reasoning_field: str = "reasoning"
+    reasoning_end: str = ""
     template_trims: bool = False
     may_think_again: bool = False
     render_generate: bool = False

@@ -27,6 +27,7 @@ FIELDS = {
     "thinking_key": "thinking_key",
     "structured": "structured_message",
     "reasoning_field": "reasoning_field",
+    "reasoning_end": "reasoning_end",
     "template_trims": "template_trims",
     "may_think_again": "may_think_again",
     "render_generate": "render_generate",

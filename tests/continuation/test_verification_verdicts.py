@@ -262,6 +262,16 @@ def test_what_the_engine_writes_and_which_key_it_knows_is_tried() -> None:
     assert {s.open for s in found if s.close == "</think>"} == {"<think>", "<think>\n"}
 
 
+def test_closing_a_reasoning_at_what_all_of_them_end_with_is_tried_on_vllm_only() -> None:
+    found = [variant.strategy for variant in variants(ROW, replace(VLLM, reasoning_end="\n"))]
+    assert {(s.reasoning_end, s.structured) for s in found if not s.takes_tokens} == {
+        (end, structured) for end in ("", "\n") for structured in (False, True)
+    }
+    sglang = replace(ROW, engine=Engine.SGLANG)
+    found = [v.strategy for v in variants(sglang, Knowledge(Engine.SGLANG, reasoning_end="\n"))]
+    assert {s.reasoning_end for s in found} == {""}
+
+
 def test_without_scale_out_only_completions_may_be_recommended_of_the_token_routes() -> None:
     found = {v.route: v for v in variants(ROW, replace(VLLM, scale_out=False))}
     assert set(found) == {CHAT, COMPLETIONS}

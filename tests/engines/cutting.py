@@ -54,7 +54,7 @@ class Stage:
             self.references[dialogue] = reference = self.ask(dialogue)
             assert reference.faults() == [], (dialogue, reference.faults())
             asked = self.of_leg1(reference).body
-            best = _in_most_events(_port(self.first), asked)
+            best = in_most_events(_port(self.first), asked)
             # Whether SGLang shows a line break between two tool calls depends on how its tokens come together.
             assert verdict(best, reference) in ("identical", "space"), "greedy answers differ"
             self.first.recorded[str(dialogue)] = best.events
@@ -67,7 +67,7 @@ class Stage:
         asked = {"model": MODEL, "prompt": between, "add_special_tokens": False}
         self.between, self.closing = between, post(self.first.url, "/tokenize", asked)["tokens"][0]
         for dialogue in dialogues:
-            told = _in_most_events(_port(self.first), chat(dialogue, return_token_ids=True))
+            told = in_most_events(_port(self.first), chat(dialogue, return_token_ids=True))
             self.inside[dialogue] = set(_between_tokens(told))
             self.ids[dialogue] = [token for choice in told.choices for token in choice.get("token_ids") or ()]
 
@@ -86,7 +86,7 @@ class Stage:
         return self._after_each[dialogue]
 
 
-def _in_most_events(port: int, asked: bytes | dict[str, Any]) -> Answer:
+def in_most_events(port: int, asked: bytes | dict[str, Any]) -> Answer:
     takes: list[Answer] = []
     for _ in range(RECORDINGS):
         takes.append(ask(port, asked))

@@ -77,6 +77,26 @@ def test_a_structured_message_has_its_reasoning_apart_once_content_has_begun(par
     assert final_message(STRUCTURED, partial) == expected
 
 
+@pytest.mark.parametrize(
+    "structured, partial, expected",
+    [
+        (True, Partial("Let me see.\n"), {"role": "assistant", "reasoning": "Let me see.\n", "content": ""}),
+        (True, Partial("Let me see."), {"role": "assistant", "content": "<think>Let me see."}),
+        (True, Partial("", "Hi\n"), {"role": "assistant", "content": "Hi\n"}),
+        (False, Partial("So.\n"), {"role": "assistant", "content": "<think>So.\n</think>"}),
+        (False, Partial("So.\nAnd"), {"role": "assistant", "content": "<think>So.\nAnd"}),
+        (False, Partial("So.", "Hi"), {"role": "assistant", "content": "<think>So.</think>Hi"}),
+    ],
+)
+def test_a_reasoning_that_ends_as_the_strategy_says_is_closed_before_any_content(
+    structured, partial, expected
+):
+    strategy = CompiledStrategy(name="s", model="s", structured=structured, reasoning_end="\n")
+    assert final_message(strategy, partial) == expected
+    body = continuation_body({"messages": []}, strategy, partial, 0)
+    assert ("chat_template_kwargs" in body) == bool(partial.content)
+
+
 def test_the_structured_message_uses_the_field_that_the_strategy_names():
     strategy = CompiledStrategy(name="s", model="s", structured=True, reasoning_field="reasoning_content")
     assert final_message(strategy, Partial("R", "C"))["reasoning_content"] == "R"
