@@ -67,6 +67,7 @@ class Reason(StrEnum):
     LEG2_EMPTY = "leg2_empty"
     LEG2_RESTARTED = "leg2_restarted"
     INTERNAL_ERROR = "internal_error"
+    SHUTTING_DOWN = "shutting_down"
 
 
 @dataclass(frozen=True, slots=True)

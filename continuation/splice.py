@@ -73,6 +73,15 @@ BROKEN_EVENT = event_of(
         }
     }
 )
+SHUTDOWN_EVENT = event_of(
+    {
+        "error": {
+            "message": "The stream was interrupted: the gateway is shutting down.",
+            "type": "stream_interrupted",
+            "code": str(Reason.SHUTTING_DOWN),
+        }
+    }
+)
 
 
 class Phase(Enum):
@@ -286,6 +295,18 @@ class Splice:
         self._outcome, self._reason = Outcome.FAILED, Reason.INTERNAL_ERROR
         self.phase, self._ended_at = Phase.FAILED, now
         return [CloseLeg(), Send(unfinished + BROKEN_EVENT)]
+
+    def shut_down(self, now: float) -> list[Action]:
+        """The gateway stops, and waits no longer: what has its finish gets its ending, all else the failed one."""
+        if self.ended:
+            return []
+        if self._leg1.finish or (self._rewriter is not None and self._rewriter.finish_sent):
+            return self.leg_ended(Failure.DISCONNECT, now, "the gateway was shut down")
+        failure = self._failure
+        close, last = self.broke(now)
+        assert isinstance(last, Send)
+        self._failure, self._reason = failure, Reason.SHUTTING_DOWN
+        return [close, Send(last.data.removesuffix(BROKEN_EVENT) + SHUTDOWN_EVENT)]
 
     # -- leg 1 -------------------------------------------------------------------------------------
 
