@@ -94,6 +94,11 @@ def has_tool_call(delta: JSON) -> bool:
     return bool(delta.get("tool_calls")) or bool(delta.get("function_call"))
 
 
+def calls_tool(chunk: JSON) -> bool:
+    """Whether the answer, which is choice 0, has a tool call or a part of one in this chunk."""
+    return any(index_of(choice) == 0 and has_tool_call(delta_of(choice)) for choice in choices(chunk))
+
+
 def tool_ids_in(delta: JSON) -> list[str]:
     """The ids of the tool calls that begin in a delta."""
     calls = delta.get("tool_calls")

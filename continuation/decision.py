@@ -14,6 +14,7 @@ class State:
     tool_call_seen: bool
     empty: bool
     unreadable: bool
+    event_lost: bool
     too_large: bool
     other_choices: bool
     enabled: bool
@@ -44,6 +45,7 @@ def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
     return (
         (state.tool_call_seen and not state.ids_carried, Reason.TOOL_CALL_SEEN),
         (state.other_choices, Reason.MULTIPLE_CHOICES),
+        (state.event_lost, Reason.EVENT_TOO_LARGE),
         (_nothing_to_continue(state), Reason.NO_RECOVERABLE_CONTENT),
         (not state.enabled, Reason.CONTINUATION_DISABLED),
         (state.remaining is not None and state.remaining <= 0, Reason.BUDGET_EXHAUSTED),
@@ -62,7 +64,7 @@ def _could_continue(state: State) -> bool:
 def _nothing_to_continue(state: State) -> bool:
     """A tool call may come without any text; its ids are then all that is continued."""
     empty = state.empty and not (state.tool_call_seen and state.ids_carried)
-    return empty or state.unreadable or state.too_large
+    return empty or state.unreadable or state.event_lost or state.too_large
 
 
 def _route(state: State) -> Route:

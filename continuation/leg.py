@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from continuation.chunks import (
@@ -22,11 +23,49 @@ from continuation.chunks import (
 from strategies.builders import without_lone_surrogates
 from strategies.types import Partial
 
+# So many pieces of a text are joined to one: a piece alone costs some fifty bytes more than its characters.
+PIECES_JOINED = 1024
+# An id takes several bytes in the request that carries it.
+ID_BYTES = 4
+
+
+class Text:
+    """A text that grows by pieces, at little more memory than its characters. False while it is empty."""
+
+    __slots__ = ("_blocks", "_last", "_pieces", "whole")
+
+    def __init__(self) -> None:
+        self._blocks: list[str] = []
+        self._pieces: list[str] = []
+        self._last = ""
+        self.whole = False  # half a character alone is nothing that could be continued
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces or self._blocks)
+
+    def __str__(self) -> str:
+        return "".join((*self._blocks, *self._pieces))
+
+    def add(self, piece: str) -> None:
+        """piece is not empty."""
+        self.whole = self.whole or bool(without_lone_surrogates(self._last + piece))
+        self._last = piece[-1:]
+        self._pieces.append(piece)
+        if len(self._pieces) >= PIECES_JOINED:
+            self._blocks.append("".join(self._pieces))
+            self._pieces.clear()
+
+    def copy(self) -> Text:
+        other = copy(self)
+        other._blocks, other._pieces = [*self._blocks], [*self._pieces]
+        return other
+
 
 class Leg:
     """Reads chunks in order. Only choice 0 makes up the partial; others are noted.
 
-    Text beyond `limit` characters is not kept; `too_large` says so.
+    Text beyond `limit` characters is not kept; `too_large` says so. Nor are more ids than fit into a request of
+    about so many bytes.
     """
 
     __slots__ = (
@@ -35,6 +74,7 @@ class Leg:
         "_ids",
         "_ids_shown",
         "_limit",
+        "_lost_ids",
         "_reasoning",
         "created",
         "events",
@@ -45,6 +85,7 @@ class Leg:
         "model",
         "other_choices",
         "prompt_ids",
+        "prompt_tokens",
         "reasoning_names",
         "role_seen",
         "too_large",
@@ -60,10 +101,12 @@ class Leg:
         self.too_large = False
         self._ids: list[int] = []
         self._ids_shown = 0
+        self._lost_ids = False
+        self.prompt_tokens: int | None = None
         self.prompt_ids: tuple[int, ...] = ()
         self.tool_ids: list[str] = []
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
+        self._reasoning = Text()
+        self._content = Text()
         self.events = 0
         self.id: Any = None
         self.created: Any = None
@@ -80,7 +123,7 @@ class Leg:
 
     @property
     def partial(self) -> Partial:
-        return Partial("".join(self._reasoning), "".join(self._content))
+        return Partial(str(self._reasoning), str(self._content))
 
     @property
     def has_text(self) -> bool:
@@ -89,9 +132,7 @@ class Leg:
     @property
     def has_whole_text(self) -> bool:
         """Half a character alone is nothing that could be continued."""
-        if self._chars > 1:
-            return self.has_text
-        return any(without_lone_surrogates(text) for text in (*self._reasoning, *self._content))
+        return self._reasoning.whole or self._content.whole
 
     @property
     def has_content(self) -> bool:
@@ -105,12 +146,27 @@ class Leg:
     def carried_ids(self) -> tuple[int, ...] | None:
         """All ids that were generated, where the engine reported them and its own count agrees; else None."""
         told = count(self.last_usage, "completion_tokens")
-        return tuple(self._ids) if self.prompt_ids and self._ids and told == len(self._ids) else None
+        known = self.prompt_ids and self._ids and not self._lost_ids
+        return tuple(self._ids) if known and told == len(self._ids) else None
 
     @property
     def ids_withheld(self) -> bool:
         """Whether the newest ids have not shown as text yet: half a character, or a control token."""
         return len(self._ids) > self._ids_shown
+
+    def copy(self) -> Leg:
+        """As it is now; what either of the two takes in from here on leaves the other alone."""
+        other = copy(self)
+        other._reasoning, other._content = self._reasoning.copy(), self._content.copy()
+        other._ids, other.tool_ids = [*self._ids], [*self.tool_ids]
+        return other
+
+    def take_identity(self, later: Leg) -> None:
+        """What `later`, a copy that has read on, knows of the completion itself, not of its text."""
+        self.events = later.events
+        self.id, self.created = later.id, later.created
+        self.model, self.fingerprint = later.model, later.fingerprint
+        self.prompt_ids, self.prompt_tokens = later.prompt_ids, later.prompt_tokens
 
     def absorb(self, chunk: JSON) -> bool:
         """Take in one chunk; True if it brought something new."""
@@ -122,6 +178,7 @@ class Leg:
         usage = usage_of(chunk)
         if usage is not None:
             self.last_usage, self.usage_current = usage, True
+            self.prompt_tokens = count(usage, "prompt_tokens") or self.prompt_tokens
         return brings_something_new(chunk, tokens_before)
 
     def _identity(self, chunk: JSON) -> None:
@@ -137,7 +194,7 @@ class Leg:
             return
         delta = delta_of(choice)
         self.role_seen = self.role_seen or bool(delta.get("role"))
-        self._ids += _ids_in(choice.get("token_ids"))
+        self._take_ids(_ids_in(choice.get("token_ids")))
         if has_tool_call(delta):
             self.tool_call_seen = True
             self.tool_ids += tool_ids_in(delta)
@@ -145,6 +202,11 @@ class Leg:
         if any(delta.values()):
             self._ids_shown = len(self._ids)
         self.finish = self.finish or finish_of(choice)
+
+    def _take_ids(self, ids: tuple[int, ...]) -> None:
+        self._lost_ids = self._lost_ids or (len(self._ids) + len(ids)) * ID_BYTES > self._limit
+        if not self._lost_ids:
+            self._ids += ids
 
     def _text(self, delta: JSON) -> None:
         reasoning, content = reasoning_of(delta), text_of(delta.get("content"))
@@ -156,9 +218,12 @@ class Leg:
         self.usage_current = False
         self._chars += len(reasoning) + len(content)
         self.too_large = self._chars > self._limit
-        if not self.too_large:
-            self._reasoning += [reasoning] if reasoning else []
-            self._content += [content] if content else []
+        if self.too_large:
+            return
+        if reasoning:
+            self._reasoning.add(reasoning)
+        if content:
+            self._content.add(content)
 
 
 def _names(delta: JSON) -> tuple[str, ...]:

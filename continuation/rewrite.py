@@ -44,10 +44,22 @@ class Rewriter:
     def text_seen(self) -> bool:
         return bool(self.reasoning_chars or self.content_chars)
 
-    def chunk(self, chunk: JSON) -> list[bytes]:
-        """Raises RestartDeparted."""
-        chosen = [choice for choice in choices(chunk) if index_of(choice) == 0]
-        return [event for choice in chosen for event in self._choice(self._shell(chunk), choice)]
+    def chunk(self, chunk: JSON) -> tuple[list[bytes], list[bytes]]:
+        """The events before the first tool call in this chunk, and those from it on. Raises RestartDeparted."""
+        told: list[bytes] = []
+        calls_from: int | None = None
+        for choice in (choice for choice in choices(chunk) if index_of(choice) == 0):
+            told += self._choice(self._shell(chunk), choice)
+            if calls_from is None and has_tool_call(delta_of(choice)):
+                calls_from = max(0, len(told) - 1)  # text that was held goes before the call
+        at = len(told) if calls_from is None else calls_from
+        return told[:at], told[at:]
+
+    def last_words(self) -> list[bytes]:
+        """Leg 2 has broken off: the text that the seam still holds. Raises RestartDeparted."""
+        shell = {key: value for key, value in self._last.items() if key != "usage"}
+        events = self._texts(shell, {}, self._seam.flush())
+        return [*events, self._finish("stop")] if self._seam.stopped_at is not None else events
 
     def _choice(self, shell: JSON, choice: JSON) -> list[bytes]:
         self._last = shell

@@ -26,6 +26,8 @@ RESTART_LEAST_CHARS = 8
 RESTART_LEAST_WORDS = 2
 # Longer stop strings are left to the engine: looking for them at the seam would hold up other streams.
 LONGEST_STOP = 4096
+# Nor are more of them looked for than this, in characters.
+STOPS_LOOKED_FOR = 16 * LONGEST_STOP
 
 
 class Field(StrEnum):
@@ -114,6 +116,7 @@ class Restart:
 
     def _departed(self) -> Pieces:
         if self.detected:
+            self._held.clear()
             raise RestartDeparted
         return self._release(self._held)
 
@@ -176,7 +179,8 @@ class TrimmedSpace:
     def __init__(self, field: Field, delivered: str) -> None:
         self._field = field
         self._tail = delivered[len(delivered.rstrip()) :]
-        self._held = ""
+        self._held: list[str] = []
+        self._length = 0
 
     def feed(self, piece: Piece) -> Pieces:
         field, text = piece
@@ -184,18 +188,23 @@ class TrimmedSpace:
             return [piece]
         if field is not self._field:
             return [*self.flush(), piece]
-        self._held += text
-        if not self._held.strip() and len(self._held) < len(self._tail):
+        self._held.append(text)
+        self._length += len(text)
+        if text.isspace() and self._length < len(self._tail):
             return []
         return self.flush()
 
     def flush(self) -> Pieces:
-        repeated = next(
-            (n for n in range(len(self._tail), 0, -1) if self._held.startswith(self._tail[-n:])), 0
-        )
-        pieces = _pieces(self._field, self._held[repeated:])
-        self._held = self._tail = ""
-        return pieces
+        held, tail = "".join(self._held), self._tail
+        self._held, self._tail = [], ""
+        return _pieces(self._field, held[_repeated(held, tail) :])
+
+
+def _repeated(text: str, tail: str) -> int:
+    """The length of the longest start of `text` that `tail` ends with."""
+    if text.startswith(tail) or tail.endswith(text):
+        return min(len(text), len(tail))
+    return max(_begun(text[: len(tail)], tail), default=0)
 
 
 class StopString:
@@ -203,11 +212,9 @@ class StopString:
 
     def __init__(self, field: Field, delivered: str, stops: tuple[str, ...], *, shown: bool) -> None:
         self._field = field
-        # (stop, how much of its start the partial ends with), for each way that it may span the seam
-        short = (stop for stop in stops if len(stop) <= LONGEST_STOP)
-        self._spanning = [(stop, begun) for stop in short for begun in _begun(stop, delivered)]
+        self._spanning = [one for stop in _looked_for(stops) if (one := Spanning(stop, delivered)).may_come]
         self._shown = shown
-        self._held = ""
+        self._held: list[str] = []
         self.matched: str | None = None
 
     def feed(self, piece: Piece) -> Pieces:
@@ -218,27 +225,64 @@ class StopString:
             return [piece]
         if field is not self._field:
             return [*self.flush(), piece]
-        self._held += text
-        ends = [(len(stop) - begun, stop) for stop, begun in self._spanning if self._ends(stop, begun)]
+        self._held.append(text)
+        for one in self._spanning:
+            one.feed(text)
+        ends = [(one.end, one.stop) for one in self._spanning if one.end]
         if ends:
             end, self.matched = min(ends)
-            return _pieces(field, self._held[:end] if self._shown else "")
-        self._spanning = [
-            (stop, begun) for stop, begun in self._spanning if stop.startswith(self._held, begun)
-        ]
+            return _pieces(field, "".join(self._held)[:end] if self._shown else "")
+        self._spanning = [one for one in self._spanning if one.may_come]
         return [] if self._spanning else self.flush()
 
     def flush(self) -> Pieces:
-        held, self._held, self._spanning = self._held, "", []
+        held, self._held, self._spanning = "".join(self._held), [], []
         return _pieces(self._field, held) if self.matched is None else []
 
-    def _ends(self, stop: str, begun: int) -> bool:
-        left = len(stop) - begun
-        return left <= len(self._held) and stop.endswith(self._held[:left])
+
+def _looked_for(stops: tuple[str, ...]) -> list[str]:
+    found, left = [], STOPS_LOOKED_FOR
+    for stop in dict.fromkeys(stops):
+        if len(stop) <= min(left, LONGEST_STOP):
+            found.append(stop)
+            left -= len(stop)
+    return found
+
+
+class Spanning:
+    """One stop string that may span the seam, looked for by the automaton of Knuth, Morris and Pratt.
+
+    end: how many characters of leg 2 belong to it, once it has come; 0 before.
+    """
+
+    def __init__(self, stop: str, delivered: str) -> None:
+        self.stop = stop
+        self.end = 0
+        self._seen = 0
+        self._length = max(_begun(stop, delivered), default=0)  # of its start that the text so far ends with
+        self._borders = _borders(stop) if self._length else []
+
+    @property
+    def may_come(self) -> bool:
+        """Whether what the text ends with began before the seam."""
+        return not self.end and self._length > self._seen
+
+    def feed(self, text: str) -> None:
+        for character in text:
+            if not self.may_come:
+                return
+            self._seen += 1
+            while self._length and self.stop[self._length] != character:
+                self._length = self._borders[self._length - 1]
+            self._length += self.stop[self._length] == character
+            if self._length == len(self.stop):
+                self.end = self._seen
 
 
 def _begun(stop: str, delivered: str) -> list[int]:
     """The lengths of the starts of `stop` that `delivered` ends with, but for all of it (Knuth, Morris, Pratt)."""
+    if not delivered or delivered[-1] not in stop[:-1]:
+        return []
     stop = stop[: len(delivered) + 1]
     tail = delivered[max(0, len(delivered) - len(stop) + 1) :]
     borders = _borders(stop)

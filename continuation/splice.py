@@ -7,22 +7,30 @@ one ending, and nothing twice.
 
     phase      from                 means
     PLANNED                         leg 1 is being opened; nothing has been promised to the client
-    LEG1       PLANNED              events are forwarded as received, and read along
-    UNFRAMED   LEG1                 leg 1 cannot be read along any more (an event without end): bytes are forwarded
-    DECIDING   LEG1                 leg 1 has failed; lasts no longer than the decision itself
+    LEG1       PLANNED, UNFRAMED    events are forwarded as received, and read along
+    UNFRAMED   LEG1                 in the middle of an event that is too large to be read: its bytes are forwarded
+    DECIDING   LEG1, UNFRAMED       leg 1 has failed; lasts no longer than the decision itself
     LEG2       DECIDING             the continuation is being opened, or its events are rewritten and forwarded
     DONE       all but PLANNED      finish_reason and [DONE] have been sent
     FAILED     all                  the failed ending has been sent, or the client has left
 
 An in-band failure (an error event, an abort, a malformed line, a [DONE] without a finish) is held back until the
 decision: if a leg 2 rescues the answer the client never learns of it.
+
+Where tool calls are buffered, everything from the first one on lies on a shelf until the answer finishes. What lies
+there has not been delivered: silence is a failure still, and after a failure the shelf is emptied and the answer goes
+on from where it was before the call. Each leg has a shelf of its own.
+
+An event that says nothing but usage is kept to the end while the answer is unfinished, for leg 2 will add to it: a
+client that asked for one usage gets one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any
@@ -31,6 +39,7 @@ from continuation.asking import Unasked
 from continuation.chunks import (
     ABORTS,
     JSON,
+    calls_tool,
     choices,
     count,
     dump_exact,
@@ -51,6 +60,7 @@ from continuation.leg import Leg
 from continuation.plan import Guarded
 from continuation.rewrite import Rewriter, chunk_like, finish_choice
 from continuation.seam import RestartDeparted, Seam
+from continuation.shelf import Shelf
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.usage import Delivered, Estimator, delivered, has_media, joined_usage
 from continuation.wording import failed_message, first_line
@@ -62,6 +72,9 @@ logger = logging.getLogger(__name__)
 
 # What a client is told by the reason itself, for its failure alone would not explain it.
 OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING)
+# In an event that is too large to be read, a finish_reason is found by its name; in a text its quotes are escaped.
+_FINISH = re.compile(rb'"finish_reason" ?: ?"(\w+)"')
+_FINISH_BYTES = 64
 
 
 BROKEN_EVENT = event_of(
@@ -97,7 +110,7 @@ class Phase(Enum):
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.PLANNED: frozenset({Phase.LEG1, Phase.FAILED}),
     Phase.LEG1: frozenset({Phase.UNFRAMED, Phase.DECIDING, Phase.DONE, Phase.FAILED}),
-    Phase.UNFRAMED: frozenset({Phase.DONE, Phase.FAILED}),
+    Phase.UNFRAMED: frozenset({Phase.LEG1, Phase.DECIDING, Phase.DONE, Phase.FAILED}),
     Phase.DECIDING: frozenset({Phase.LEG2, Phase.DONE, Phase.FAILED}),
     Phase.LEG2: frozenset({Phase.DONE, Phase.FAILED}),
     Phase.DONE: frozenset(),
@@ -155,6 +168,13 @@ class Options:
     event_limit: int = 32 * 2**20
     partial_limit: int = 10 * 2**20
     store_text: bool = False
+    buffer_tool_calls: bool = False
+    buffer_limit: int = 2**20
+
+    @property
+    def buffers(self) -> bool:
+        """Whether tool calls are held: only where something can be done about a failure."""
+        return self.buffer_tool_calls and self.enabled
 
 
 class Splice:
@@ -172,7 +192,14 @@ class Splice:
         self._unasked = Unasked(
             ids=plan.asks_ids, usage=plan.asks_usage, running_usage=plan.asks_usage_always
         )
+        self._shelf = Shelf(options.buffer_limit, wanted=options.buffers)
+        self._before_calls: Leg | None = None
+        self._early_usage = b""
+        self._event_lost = False
+        self._lost_end = b""
+        self._blind = False
         self._leg2: Leg | None = None
+        self._shelf2 = Shelf(options.buffer_limit, wanted=False)
         self._rewriter: Rewriter | None = None
         self._seam: Seam | None = None
         self._partial = Partial()
@@ -210,12 +237,12 @@ class Splice:
 
     def idle_deadline(self) -> float | None:
         """When silence becomes a failure; None while the gateway would go on waiting as if it were not there."""
-        leg = self._leg1
+        leg = self._delivered_leg
         if self.phase is not Phase.LEG1 or not self.options.enabled or leg.finish:
             return None
         if leg.tool_call_seen or not leg.has_whole_text:
             return None
-        if leg.unreadable or leg.too_large or leg.other_choices:
+        if leg.unreadable or leg.too_large or leg.other_choices or self._event_lost:
             return None  # it could not be continued
         return self._progress_at + self.options.idle_timeout
 
@@ -225,12 +252,10 @@ class Splice:
 
     def received(self, read: bytes, now: float) -> list[Action]:
         match self.phase:
-            case Phase.LEG1:
+            case Phase.LEG1 | Phase.UNFRAMED:
                 return self._read_leg1(read, now)
             case Phase.LEG2:
                 return self._guarded_leg2(lambda: self._read_leg2(read, now), now)
-            case Phase.UNFRAMED:
-                return [Send(read)]
             case _:
                 return []
 
@@ -281,6 +306,9 @@ class Splice:
 
     def client_gone(self, now: float) -> None:
         if not self.ended:
+            self._leg1 = self._delivered_leg
+            self._shelf.drop()
+            self._shelf2.drop()
             self._outcome = Outcome.CLIENT_GONE
             self._reason = self._reason or Reason.CLIENT_GONE
             self._end(Phase.FAILED, now)
@@ -291,7 +319,8 @@ class Splice:
             return []
         self._failure = self._failure or Failure.DISCONNECT
         self._held = None
-        unfinished = b"\n\n" if self.phase is Phase.UNFRAMED else b""
+        unfinished = self._shelf.release() + (b"\n\n" if self.phase is Phase.UNFRAMED else b"")
+        self._shelf2.drop()
         self._outcome, self._reason = Outcome.FAILED, Reason.INTERNAL_ERROR
         self.phase, self._ended_at = Phase.FAILED, now
         return [CloseLeg(), Send(unfinished + BROKEN_EVENT)]
@@ -310,29 +339,84 @@ class Splice:
 
     # -- leg 1 -------------------------------------------------------------------------------------
 
+    @property
+    def _delivered_leg(self) -> Leg:
+        """Leg 1 as the client knows it."""
+        if not self._shelf.holding:
+            return self._leg1
+        assert self._before_calls
+        self._before_calls.take_identity(self._leg1)
+        return self._before_calls
+
     def _read_leg1(self, read: bytes, now: float) -> list[Action]:
-        events = self._decoder.feed(read)
         forward: list[bytes] = []
-        for position, event in enumerate(events):
-            try:
-                failure, value = self._leg1_event(event, now)
-            except Exception:  # whatever it is, a stream that we cannot read along must not break
-                logger.exception(
-                    "request %s: an event could not be read along; forwarding bytes", self.request_id
-                )
-                return self._unframe([*forward, *(event.raw for event in events[position:])])
+        for event in self._leg1_events(read):
+            failure, value = self._read_along(event, now)
             if failure:
-                return [*_send(forward), *self._fail(failure, now, event, value)]
-            forward += self._shown(event, value)
+                return [*_send([*forward, self._given_up(event)]), *self._fail(failure, now, event, value)]
+            forward.append(self._passed_on(event, value))
             if self._leg1.finish and event.data == DONE:
                 self._end(Phase.DONE, now)
                 return [*_send(forward), CloseLeg()]
-        if self._decoder.overflowed:
-            logger.warning(
-                "request %s: an event is larger than %d bytes", self.request_id, self.options.event_limit
-            )
-            return self._unframe(forward)
+        phase = Phase.UNFRAMED if self._decoder.skipping else Phase.LEG1
+        if phase is not self.phase:
+            self._enter(phase)
         return _send(forward)
+
+    def _leg1_events(self, read: bytes) -> Iterator[Event]:
+        """Also of an event that is too large, as it comes."""
+        decoder = self._decoder
+        yield from self._found_in_lost(decoder.feed(read)) if decoder.skipping else decoder.feed(read)
+        while decoder.overflowed:
+            if not self._event_lost:
+                limit = self.options.event_limit
+                logger.warning("request %s: an event is larger than %d bytes", self.request_id, limit)
+            self._event_lost, self._lost_end = True, b""
+            yield Event(self._shelf.release())
+            yield from self._found_in_lost(decoder.skip())
+
+    def _found_in_lost(self, events: list[Event]) -> list[Event]:
+        """The first is a piece of the event that is too large: is the answer's finish in it?"""
+        if events:
+            seen = self._lost_end + events[0].raw
+            found = (finish[1].decode("latin-1") for finish in _FINISH.finditer(seen))
+            told = (finish_of({"finish_reason": finish}) for finish in found if finish not in ABORTS)
+            self._leg1.finish = self._leg1.finish or next(filter(None, told), None)
+            self._lost_end = seen[-_FINISH_BYTES:]
+        return events
+
+    def _read_along(self, event: Event, now: float) -> tuple[Failure | None, Any]:
+        try:
+            return self._leg1_event(event, now)
+        except Exception:  # whatever it is, a stream that we cannot read along must not break
+            if not self._blind:
+                logger.exception("request %s: an event could not be read along", self.request_id)
+            self._blind = self._leg1.unreadable = True
+            value = parse(event.data or b"null")
+            finishes = map(finish_of, choices(value)) if isinstance(value, dict) else ()
+            self._leg1.finish = self._leg1.finish or next(filter(None, finishes), None)
+            return None, value
+
+    def _given_up(self, event: Event) -> bytes:
+        """A [DONE] without a finish proves nothing, but the calls before it are as whole as they will ever be."""
+        return self._shelf.release() if event.data == DONE else b""
+
+    def _passed_on(self, event: Event, value: Any) -> bytes:
+        """What of an event goes to the client now."""
+        shown = b"".join(self._shown(event, value))
+        done = event.data == DONE
+        if self._says_usage_alone(value):
+            self._early_usage = b"" if self._leg1.finish else shown
+            shown = shown if self._leg1.finish else b""
+        elif done:
+            shown, self._early_usage = self._early_usage + shown, b""
+        return self._shelf.take(shown, finished=done or self._leg1.finish is not None)
+
+    def _says_usage_alone(self, value: Any) -> bool:
+        """And the client, who asked for one such event, would read it as the last word."""
+        if not self.plan.asks_usage or self.plan.asks_usage_always or not isinstance(value, dict):
+            return False
+        return usage_of(value) is not None and not choices(value)
 
     def _shown(self, event: Event, value: Any) -> list[bytes]:
         """The bytes as received, but for what only the gateway has asked for."""
@@ -363,39 +447,38 @@ class Splice:
 
     def _note(self, chunk: JSON, now: float) -> None:
         leg = self._leg1
+        if self._shelf.waiting and calls_tool(chunk):
+            self._before_calls = leg.copy()
+            self._shelf.begin()
         first = not leg.events
         leg.events += 1
         self._event_at = now
         if leg.absorb(chunk) or first:
             self._progress_at = now
-        if usage_of(chunk) is not None and not choices(chunk):
+        if leg.finish and usage_of(chunk) is not None and not choices(chunk):
             self._usage_sent = True
 
     def _leg1_over(self, failure: Failure, now: float) -> list[Action]:
         last = self._decoder.finish()
         if last is None or not (last.data or last.name == "error"):
             return self._fail(failure, now)
-        found, value = self._leg1_event(last, now)
+        found, value = self._read_along(last, now)
         if found is Failure.MALFORMED:  # cut inside the event: the cut is the failure
             return self._fail(failure, now)
         if found:
-            return self._fail(found, now, last, value)
-        sends = _send([closed(raw) for raw in self._shown(last, value)])
+            return [*_send([self._given_up(last)]), *self._fail(found, now, last, value)]
+        sends = _send([self._passed_on(replace(last, raw=closed(last.raw)), value)])
         if self._leg1.finish and last.data == DONE:
             self._end(Phase.DONE, now)
             return [*sends, CloseLeg()]
         return [*sends, *self._fail(failure, now)]
 
-    def _unframe(self, forward: Sequence[bytes]) -> list[Action]:
-        self._enter(Phase.UNFRAMED)
-        return _send([*forward, self._decoder.pending])
-
     def _unframed_over(self, failure: Failure, now: float) -> list[Action]:
-        """What came last is not known: a clean end is taken for one, a broken one is told."""
-        if failure is Failure.EOF:
-            self._end(Phase.DONE, now)
-            return [CloseLeg()]
+        """The end of the event that is too large will not come; its bytes are with the client already."""
         self._failure, self._leg1_ended = failure, now
+        if self._leg1.finish:
+            self._verdict = Verdict(Decision.COMPLETE, Reason.ENDING_LOST)
+            return [Send(b"\n\n"), *self._completed(None, now)]
         return [Send(b"\n\n"), *self._failed(Reason.EVENT_TOO_LARGE, now)]
 
     # -- the decision ------------------------------------------------------------------------------
@@ -408,19 +491,17 @@ class Splice:
         self._held, self._held_value = held, value
         if failure is Failure.ERROR_EVENT:
             self._failure_detail = error_message(value)
-        leg = self._leg1
-        self._partial = Partial(*map(without_lone_surrogates, (leg.partial.reasoning, leg.partial.content)))
-        self._before = delivered(
-            leg.last_usage,
-            leg.usage_current,
-            self._partial.reasoning,
-            self._partial.content,
-            self.options.estimator,
-        )
-        if leg.finish:
+        if self._leg1.finish:
+            self._weigh()
             self._verdict = Verdict(Decision.COMPLETE, Reason.ENDING_LOST)
             return self._completed(None, now)
-        self._verdict = decide(self._state(failure, value))
+        whole, self._leg1 = self._leg1, self._delivered_leg
+        self._verdict = self._judged(failure, value)
+        released = self._judged_with_calls(whole, failure, value) if self._shelf.holding else b""
+        return [*_send([released]), *self._acted(now)]
+
+    def _acted(self, now: float) -> list[Action]:
+        assert self._verdict
         match self._verdict.decision:
             case Decision.CONTINUE:
                 return self._guarded_leg2(lambda: self._continue(now), now)
@@ -429,12 +510,41 @@ class Splice:
             case _:
                 return self._failed(self._verdict.reason, now)
 
+    def _judged_with_calls(self, whole: Leg, failure: Failure, value: Any) -> bytes:
+        """The calls on the shelf are dropped if the answer can go on without them; else they are released."""
+        without = self._verdict
+        if without and without.decision is Decision.CONTINUE:
+            self._shelf.drop()
+            return b""
+        self._leg1 = whole
+        within = self._judged(failure, value)  # carried ids go on inside a call
+        self._verdict = without if within.decision is Decision.REFUSE else within
+        return self._shelf.release()
+
+    def _judged(self, failure: Failure, value: Any) -> Verdict:
+        self._weigh()
+        return decide(self._state(failure, value))
+
+    def _weigh(self) -> None:
+        """What is there to be continued, and what it has cost."""
+        leg = self._leg1
+        self._partial = Partial(*map(without_lone_surrogates, (leg.partial.reasoning, leg.partial.content)))
+        before = delivered(
+            leg.last_usage,
+            leg.usage_current,
+            self._partial.reasoning,
+            self._partial.content,
+            self.options.estimator,
+        )
+        self._before = before if before.prompt is not None else replace(before, prompt=leg.prompt_tokens)
+
     def _state(self, failure: Failure, value: Any) -> State:
         leg = self._leg1
         return State(
             tool_call_seen=leg.tool_call_seen,
             empty=self._partial.is_empty,
             unreadable=leg.unreadable,
+            event_lost=self._event_lost,
             too_large=leg.too_large,
             other_choices=leg.other_choices,
             enabled=self.options.enabled,
@@ -489,6 +599,9 @@ class Splice:
         running = self._joined if plan.asks_usage_always and shown else None
         self._rewriter = Rewriter(self._leg1, self._seam, running)
         self._leg2 = Leg(self.options.partial_limit)
+        # A call of which the client has a part already is not held any more.
+        wanted = self.options.buffers and not self._leg1.tool_call_seen
+        self._shelf2 = Shelf(self.options.buffer_limit, wanted=wanted)
 
     # -- leg 2 -------------------------------------------------------------------------------------
 
@@ -516,13 +629,14 @@ class Splice:
             if ending is not None:
                 return [*_send(forward), *ending]
         if self._decoder.overflowed:
-            return [*_send(forward), *self._leg2_failed(Reason.LEG2_BROKEN, "an event without end", now)]
+            message = "an event that is too large"
+            return [*_send(forward), *self._leg2_failed(Reason.LEG2_BROKEN, message, now)]
         return _send(forward)
 
     def _leg2_event(self, event: Event, now: float) -> tuple[list[bytes], list[Action] | None]:
         """The events to forward, and how the stream ends if it ends here."""
         if not event.data and event.name != "error":
-            return ([event.raw] if event.data is None else []), None
+            return ([self._shelf2.take(event.raw, finished=False)] if event.data is None else []), None
         if event.data == DONE:
             return [], self._leg2_over(Failure.EOF, now, "[DONE] without a finish_reason")
         try:
@@ -548,13 +662,24 @@ class Splice:
         self._leg2_usage = usage_of(chunk) or self._leg2_usage
         if self._leg2.finish == "stop" and self._is_empty():
             return [], self._leg2_failed(Reason.LEG2_EMPTY, "leg 2 ended without a word", now)
-        events = self._rewriter.chunk(chunk)
+        events = self._held_or_shown(*self._rewriter.chunk(chunk))
         if self._seam_at is None and self._rewriter.text_seen:
             self._seam_at = now
         if self._seam.stopped_at is not None:
             self._leg2_usage = None  # the engine would have gone on
             return events, self._leg2_finished(now)
         return events, None
+
+    def _held_or_shown(self, texts: list[bytes], calls: list[bytes]) -> list[bytes]:
+        """texts come before the first tool call of a chunk, calls are what comes from it on."""
+        assert self._rewriter
+        shelf = self._shelf2
+        if calls and shelf.waiting:
+            shown = texts
+            shelf.begin()
+        else:
+            shown, calls = [], [*texts, *calls]
+        return [*shown, shelf.take(b"".join(calls), finished=self._rewriter.finish_sent)]
 
     def _is_empty(self) -> bool:
         """A thinking that just ends was not continued; a content may have been complete but for its ending."""
@@ -584,7 +709,23 @@ class Splice:
 
     def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
         self._leg2_message = first_line(message, self._conversation())
-        return self._failed(reason, now)
+        words = self._last_words() if reason is not Reason.LEG2_RESTARTED else []
+        if words and self._rewriter and self._rewriter.finish_sent:  # a stop string was among them
+            return [*_send(words), *self._leg2_finished(now)]
+        return [*_send(words), *self._failed(reason, now)]
+
+    def _last_words(self) -> list[bytes]:
+        """Text that the seam still holds has been generated, and nothing will come any more to take it back."""
+        if self._rewriter is None or self._shelf2.holding:
+            self._shelf2.drop()
+            return []
+        try:
+            return self._rewriter.last_words()
+        except RestartDeparted:
+            return []
+        except Exception:
+            logger.exception("request %s: text at the seam could not be shown", self.request_id)
+            return []
 
     def _conversation(self) -> list[str]:
         """Texts that an engine may repeat in an error, and that must not be kept."""
@@ -616,9 +757,10 @@ class Splice:
 
     def _failed(self, reason: Reason, now: float) -> list[Action]:
         self._outcome, self._reason = Outcome.FAILED, reason
+        usage = self._early_usage if self._leg2 is None else b""
         event = self._error_event(reason)
         self._end(Phase.FAILED, now)
-        return [CloseLeg(), Send(event)]
+        return [CloseLeg(), Send(usage + event)]
 
     def _error_event(self, reason: Reason) -> bytes:
         if self._failure is Failure.ERROR_EVENT and self._held is not None:
@@ -716,7 +858,9 @@ class Splice:
             partial_text=partial.reasoning + partial.content if self.options.store_text else "",
             continued_text=self._continued_text() if self.options.store_text else "",
             extra={"failure_detail": first_line(self._failure_detail, self._conversation())}
-            | self._ids_note(),
+            | self._ids_note()
+            | self._shelf.note("leg1")
+            | self._shelf2.note("leg2"),
         )
 
     def _counted_so_far(self, partial: Partial) -> Delivered:
@@ -766,7 +910,8 @@ def _named(value: Any) -> JSON:
 
 
 def _send(events: Sequence[bytes]) -> list[Action]:
-    return [Send(b"".join(events))] if events else []
+    data = b"".join(events)
+    return [Send(data)] if data else []
 
 
 def _between(start: float | None, end: float | None) -> float | None:

@@ -13,6 +13,8 @@ _REPEATS = re.compile(
     r"Final message to continue|Rendered chat|'input':|\"input\":|Received:|messages=\[", re.I
 )
 _PROBE_CHARS = 12
+# So much of a line is looked at: what is cut away would not be kept anyway, and an error may be megabytes long.
+_LINE_CHARS = 2 * MESSAGE_CHARS
 _LEAST_PROBE = 4
 
 _FAILURES = {
@@ -52,7 +54,7 @@ def failed_message(failure: Failure, reason: Reason) -> str:
 
 def first_line(message: str, conversation: Iterable[str]) -> str:
     """The first line of an engine's message, cut before it repeats any of the conversation; 200 characters at most."""
-    line = message.strip().partition("\n")[0].strip()
+    line = message.lstrip().partition("\n")[0][:_LINE_CHARS].strip()
     ends = [found.start()] if (found := _REPEATS.search(line)) else []
     for text in conversation:
         probe = text.strip()[:_PROBE_CHARS]

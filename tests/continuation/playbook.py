@@ -10,7 +10,7 @@ from typing import Any
 
 from continuation.events import Failure, StreamRecord
 from continuation.plan import Guarded
-from continuation.splice import Action, CloseLeg, OpenLeg, Options, Phase, Send, Splice
+from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
 from continuation.sse import Event, EventDecoder
 from strategies.types import GENERIC, CompiledStrategy
 
@@ -112,7 +112,7 @@ def told(stream: bytes) -> Told:
 
 
 class Play:
-    """One stream. `sent` is what the client got, `legs` the bodies of the continuation requests."""
+    """One stream. `sent` is what the client got, `legs` the bodies of continuation requests, `jobs` those by ids."""
 
     def __init__(
         self, body: dict[str, Any] | None = None, strategy: CompiledStrategy = GENERIC, **options: Any
@@ -125,6 +125,7 @@ class Play:
         )
         self.sent = b""
         self.legs: list[dict[str, Any]] = []
+        self.jobs: list[OpenTokens] = []
         self.open = 1
         self.splice.leg1_opened(self.now)
 
@@ -137,15 +138,19 @@ class Play:
                     assert self.open == 0, "leg 1 is still open"
                     self.legs.append(json.loads(sent))
                     self.open += 1
+                case OpenTokens():
+                    assert self.open == 0, "leg 1 is still open"
+                    self.jobs.append(action)
+                    self.open += 1
                 case CloseLeg():
                     self.open = 0
         return self
 
     def reads(self, *reads: bytes) -> Play:
         """Reads of the current leg; once it is closed, nothing more of it arrives."""
-        leg = len(self.legs)
+        leg = self.asked
         for read in reads:
-            if self.open and len(self.legs) == leg:
+            if self.open and self.asked == leg:
                 self.does(self.splice.received(read, self.now))
         return self
 
@@ -158,10 +163,15 @@ class Play:
 
     def leg2(self, *reads: bytes, ended: Failure | None = None) -> Play:
         """The continuation is opened and sends `reads`."""
-        assert len(self.legs) == 1, "no continuation was asked for"
+        assert self.asked == 1, "no continuation was asked for"
         self.splice.leg2_opened(200, self.now)
         self.reads(*reads)
         return self.ends(ended) if ended else self
+
+    @property
+    def asked(self) -> int:
+        """How many continuations were asked for."""
+        return len(self.legs) + len(self.jobs)
 
     @property
     def told(self) -> Told:

@@ -1,5 +1,7 @@
 """The seam joins text as received, and mends the five things that it must."""
 
+import time
+
 import pytest
 
 from continuation.seam import Field, RestartDeparted, Seam
@@ -159,6 +161,9 @@ STOPS: dict[str, tuple[str, list[str], tuple[str, ...], bool, str, str | None]] 
     "the first of two": ("ab", ["cd"], ("abc", "bcd"), False, "", "abc"),
     "one character": ("text .", ["x"], (".",), False, "x", None),
     "no stops": ("text", ["x"], (), False, "x", None),
+    "begun twice": ("text aab", ["aabaac"], ("aabaabaac",), False, "", "aabaabaac"),
+    "begun again after the seam is the engine's": ("aa", ["baab"], ("aab", "baab"), False, "", "aab"),
+    "longer than is looked for": ("text x", ["y" * 5000], ("x" + "y" * 5000,), False, "y" * 5000, None),
 }
 
 
@@ -171,3 +176,22 @@ def test_stop_strings_across_the_seam(name: str) -> None:
     if matched is None:
         out += seam.flush()
     assert "".join(text for _, text in out) == expected
+
+
+def work(size: int, alphabet: str, stops: int) -> float:
+    """CPU seconds of a seam with `size` characters of trouble on both sides of it."""
+    delivered = "x" + alphabet * size
+    wanted = tuple(alphabet * (1000 + n) for n in range(stops))
+    seam = Seam(QWEN, Partial("", delivered), wanted, stop_shown=False)
+    start = time.process_time()
+    for _ in range(size):
+        seam.feed(C, alphabet)
+    seam.feed(C, "end")
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("alphabet, stops", [(" ", 0), ("a", 3), (" ", 3)], ids=["space", "stops", "both"])
+def test_twice_the_trouble_at_the_seam_is_twice_the_work(alphabet: str, stops: int) -> None:
+    work(1000, alphabet, stops)
+    small, large = (min(work(size, alphabet, stops) for _ in range(3)) for size in (20_000, 80_000))
+    assert large < 10 * small + 0.05  # four times as much; quadratic would be sixteen

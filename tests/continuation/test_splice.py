@@ -7,6 +7,7 @@ import pytest
 
 from continuation.events import Failure
 from continuation.splice import NEXT, Phase
+from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,
     ID,
@@ -89,6 +90,10 @@ def test_silence_is_a_failure_only_where_it_can_be_mended() -> None:
     assert Play(enabled=False).reads(content("x")).splice.idle_deadline() is None
     assert Play().reads(content("x"), chunk({"tool_calls": [{"index": 0}]})).splice.idle_deadline() is None
     assert Play().reads(content("x"), chunk({}, "stop")).splice.idle_deadline() is None
+    assert (
+        Play().reads(content("\ud83d"), content("\ud83d")).splice.idle_deadline() is None
+    )  # half characters
+    assert Play().reads(content("\ud83d"), content("\ude00")).splice.idle_deadline() is not None
     assert Play(idle_timeout=3).reads(content("x")).splice.idle_deadline() == 3
     play = Play(idle_timeout=3).reads(content("x")).waits(2.9)
     assert play.legs == []
@@ -343,6 +348,72 @@ def test_a_failed_leg_2_fails_the_stream_under_the_first_failure_and_there_is_no
     assert (play.record.outcome, play.record.reason, len(play.legs)) == ("failed", reason, 1)
 
 
+HELD_AT_THE_SEAM: dict[str, tuple[dict[str, Any], list[bytes], list[bytes], tuple[str, str]]] = {
+    "a stop string begun": ({"stop": ["#END"]}, [content("text #")], [content("E", ID2)], ("", "text #E")),
+    "a closing token begun": ({}, [reasoning("thi")], [reasoning("nk</th", ID2)], ("think</th", "")),
+    "an opening token begun": ({}, [reasoning("thi")], [reasoning("<th", ID2)], ("thi<th", "")),
+    "a start like the partial's": (
+        {},
+        [content("The sea is wide.")],
+        [content("The sea", ID2)],
+        ("", "The sea is wide.The sea"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HELD_AT_THE_SEAM)
+@pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
+def test_text_that_the_seam_held_belongs_to_the_client_when_leg_2_breaks(name: str, failure: Failure) -> None:
+    body, before, reads, expected = HELD_AT_THE_SEAM[name]
+    play = Play(body).reads(role(), *before).ends().leg2(role(ID2), *reads, ended=failure)
+    answer = play.failed()
+    assert (answer.reasoning, answer.content) == expected
+    assert len(answer.ids) == 1
+
+
+def test_white_space_that_is_dropped_at_the_seam_stays_dropped_when_leg_2_breaks() -> None:
+    trims = CompiledStrategy("t", "t", template_trims=True)
+    play = Play({}, trims).reads(content("- a\n\n")).ends().leg2(content("\n", ID2), ended=Failure.EOF)
+    assert play.failed().content == "- a\n\n"
+
+
+def test_a_repetition_that_is_being_swallowed_is_not_shown_when_leg_2_breaks() -> None:
+    start = "The sea is wide and the ships are many, and so we sail."
+    play = Play().reads(content(start)).ends().leg2(content(start[:45], ID2), ended=Failure.EOF)
+    assert play.failed().content == start
+    play = Play().reads(content(start)).ends().leg2(content(start[:45] + "#", ID2))
+    assert play.failed().content == start
+
+
+def test_a_stop_string_in_what_was_held_ends_the_answer_as_if_leg_2_had_not_broken() -> None:
+    body = {"stop": ["look.Let"]} | ASKS
+    play = Play(body).reads(content("Let me look.")).ends().leg2(content("Let me", ID2), ended=Failure.EOF)
+    answer = play.whole()
+    assert (answer.content, answer.finishes, len(answer.usages)) == ("Let me look.", ["stop"], 1)
+
+
+def test_usage_that_comes_before_a_failure_is_told_once_and_corrected() -> None:
+    play = Play(ASKS).reads(role(), content("abcd"), usage(9, 1)).ends()
+    play.leg2(*finished(content("e", ID2)))
+    assert play.whole().usages == [tokens(9, 1 + 7)]
+
+
+def test_usage_that_comes_before_the_finish_of_a_healthy_stream_comes_after_it() -> None:
+    said, finish = role() + content("abcd"), chunk({}, "stop")
+    assert Play(ASKS).reads(said, usage(9, 1), finish, DONE).sent == said + finish + usage(9, 1) + DONE
+    twice = Play(ASKS).reads(usage(9, 0), said, finish, usage(9, 1), DONE)
+    assert twice.sent == said + finish + usage(9, 1) + DONE
+    lost = Play(ASKS).reads(said, usage(9, 1), finish).ends()
+    assert lost.whole().usages == [tokens(9, 1)]
+
+
+def test_usage_that_nobody_will_tell_again_is_not_kept() -> None:
+    for body in ({}, ALWAYS):
+        assert Play(body).reads(content("abcd"), usage(9, 1)).sent == content("abcd") + usage(9, 1)
+    refused = Play(ASKS).reads(role(), usage(9, 0)).ends()
+    assert refused.failed().usages == [tokens(9, 0)]
+
+
 def test_what_an_engine_says_of_a_refusal_is_kept_without_the_conversation() -> None:
     play = Play().reads(content("a secret of ours")).ends()
     message = "continue_final_message is set but ... compatible.Final message to continue: a secret of ours\nRendered"
@@ -438,18 +509,60 @@ def test_halves_of_a_character_are_joined_in_the_prefix(halves: tuple[str, str])
     assert play.legs[0]["messages"][-1]["content"] == "x"
 
 
-def test_an_event_without_end_stops_the_reading_along_but_not_the_stream() -> None:
-    play = Play(event_limit=100).reads(role(), content("x"), b"data: " + b"y" * 200)
+LARGE = b"data: " + b"y" * 400
+
+
+def test_an_event_that_is_too_large_to_be_read_is_forwarded_and_what_follows_is_read_along() -> None:
+    play = Play(event_limit=300).reads(role(), content("x"), LARGE)
     assert play.splice.phase is Phase.UNFRAMED
-    play.reads(b"z\n\n", DONE).ends()
-    assert play.sent == role() + content("x") + b"data: " + b"y" * 200 + b"z\n\n" + DONE
+    play.reads(b"z", b"z\n\n")
+    assert play.splice.phase is Phase.LEG1
+    play.reads(content("y"), chunk({}, "stop"), DONE)
+    assert play.sent == role() + content("x") + LARGE + b"zz\n\n" + content("y") + chunk({}, "stop") + DONE
+    assert play.splice.phase is Phase.DONE
     assert play.splice.record() is None
 
 
-def test_an_event_without_end_that_breaks_off_is_told() -> None:
-    play = Play(event_limit=100).reads(b"data: " + b"y" * 200).ends(Failure.DISCONNECT)
+@pytest.mark.parametrize("after", [b"", DONE, content("y"), content("y") + DONE])
+def test_an_answer_with_such_an_event_and_without_a_finish_does_not_look_finished(after: bytes) -> None:
+    play = Play(event_limit=300).reads(content("x"), LARGE + b"\n\n" + after).ends()
+    assert DONE not in play.sent
+    assert play.sent.startswith(content("x") + LARGE + b"\n\n" + after.removesuffix(DONE))
+    assert (play.record.outcome, play.record.reason) == ("failed", "event_too_large")
+    assert json.loads(play.sent.split(b"data: ")[-1])["error"]["code"] == "event_too_large"
+
+
+@pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
+def test_an_event_that_is_too_large_and_breaks_off_is_told(failure: Failure) -> None:
+    play = Play(event_limit=100).reads(LARGE).ends(failure)
     assert play.sent.endswith(b"}}\n\n")
-    assert play.record.reason == "event_too_large"
+    assert (play.record.outcome, play.record.reason) == ("failed", "event_too_large")
+
+
+@pytest.mark.parametrize(
+    "end, finished",
+    [
+        (b'"}, "finish_reason": "stop"}]}', True),
+        (b'"},"finish_reason":"length"}]}', True),
+        (b'"},"finish_reason":"abort"}]}', False),
+        (b'"},"finish_reason":"null"}]}', False),
+        (b'"},"finish_reason":null}]}', False),
+        (b'\\"finish_reason\\": \\"stop\\""},"finish_reason":null}]}', False),
+    ],
+)
+def test_a_finish_in_an_event_that_is_too_large_is_found(end: bytes, finished: bool) -> None:
+    large = b'data: {"choices":[{"delta":{"content":"' + b"y" * 400 + end + b"\n\n"
+    for cut in range(300, len(large)):
+        play = Play(event_limit=300).reads(large[:cut], large[cut:], DONE).ends()
+        assert (play.splice.phase is Phase.DONE) is finished, cut
+        assert play.sent.startswith(large)
+        assert (DONE in play.sent) is finished
+    lost = Play(event_limit=300).reads(large).ends(Failure.DISCONNECT)
+    assert (lost.sent == large + DONE) is finished
+
+
+def test_silence_after_an_event_that_was_lost_is_no_failure_for_it_could_not_be_continued() -> None:
+    assert Play(event_limit=300).reads(content("x"), LARGE + b"\n\n").splice.idle_deadline() is None
 
 
 def test_a_fault_of_our_own_leaves_leg_1_alone_and_ends_leg_2(monkeypatch: pytest.MonkeyPatch) -> None:

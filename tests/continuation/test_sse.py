@@ -14,6 +14,10 @@ def decoded(*reads: bytes, limit: int = LIMIT) -> list[Event]:
     return [event for read in reads for event in decoder.feed(read)]
 
 
+def told_by(events: list[Event]) -> list[bytes]:
+    return [event.data for event in events if event.data is not None]
+
+
 def by_bytes(stream: bytes) -> list[bytes]:
     return [stream[i : i + 1] for i in range(len(stream))]
 
@@ -29,17 +33,17 @@ def test_lines_end_in_lf_cr_or_crlf_wherever_the_reads_are_cut(end: bytes) -> No
     stream = b"data: one" + end + b"data: two" + end + end + b"data: three" + end + end
     for cut in range(len(stream) + 1):
         events = decoded(stream[:cut], stream[cut:])
-        assert [event.data for event in events] == [b"one\ntwo", b"three"], cut
+        assert told_by(events) == [b"one\ntwo", b"three"], cut
         whole = b"".join(event.raw for event in events)
         assert stream.startswith(whole)
         assert stream[len(whole) :] in (b"", b"\n")
-    assert [event.data for event in decoded(*by_bytes(stream))] == [b"one\ntwo", b"three"]
+    assert told_by(decoded(*by_bytes(stream))) == [b"one\ntwo", b"three"]
 
 
 def test_an_event_that_ends_in_cr_is_complete_at_once() -> None:
     decoder = EventDecoder(LIMIT)
     assert [e.data for e in decoder.feed(b"data: x\r\r")] == [b"x"]
-    assert [e.data for e in decoder.feed(b"\ndata: y\r\n\r\n")] == [b"y"]
+    assert decoder.feed(b"\ndata: y\r\n\r\n") == [Event(b"\n"), Event(b"data: y\r\n\r\n", b"y")]
 
 
 def test_the_space_after_the_colon_is_optional_and_only_one_is_dropped() -> None:
@@ -74,7 +78,8 @@ def test_the_start_of_a_bom_that_is_none_is_kept() -> None:
 
 def test_comments_and_bare_blank_lines_are_events_without_data() -> None:
     stream = b": WORKING\n\n:\n\n\ndata: x\n: note\n\n"
-    assert [event.data for event in decoded(stream)] == [None, None, None, b"x"]
+    assert [event.data for event in decoded(stream)] == [None, b"x"]
+    assert told_by(decoded(*by_bytes(stream))) == [b"x"]
     assert b"".join(event.raw for event in decoded(stream)) == stream
 
 
@@ -123,6 +128,48 @@ def test_an_event_at_the_limit_passes_and_one_beyond_it_overflows() -> None:
     assert decoder.pending == line + b"\n"
     assert decoder.feed(b"\n\n") == []
     assert decoder.finish() is None
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_an_event_that_is_given_up_ends_where_its_blank_line_is(end: bytes) -> None:
+    large = b"data: " + b"x" * 50 + end + b"data: " + b"y" * 50 + end + end
+    stream = b"data: 1" + end + end + large + b"data: 2" + end + end
+    for cut in range(len(stream) + 1):
+        decoder, got = EventDecoder(60), []
+        for read in (stream[:cut], stream[cut:]):
+            got += decoder.feed(read)
+            while decoder.overflowed:
+                got += decoder.skip()
+        assert told_by(got) == [b"1", b"2"], cut
+        assert b"".join(event.raw for event in got) + decoder.pending == stream
+        assert not decoder.skipping
+
+
+@given(st.binary(max_size=6).map(lambda more: b"data: " + b"x" * 10 + b"\n" + more), st.data())
+def test_whether_an_event_is_too_large_does_not_depend_on_the_reads(
+    start: bytes, data: st.DataObject
+) -> None:
+    stream = start + b"\n\ndata: 2\n\n"
+    cut = data.draw(st.integers(0, len(stream)))
+    whole, pieces = EventDecoder(18), EventDecoder(18)
+    whole.feed(stream)
+    pieces.feed(stream[:cut])
+    pieces.feed(stream[cut:])
+    assert whole.overflowed == pieces.overflowed
+
+
+@pytest.mark.parametrize("silent", [b"\n", b"\r\n", b":\n\n", b"id: 1\r\r", b"a\n:b\r\n\r\n"])
+def test_a_flood_that_says_nothing_is_one_event_a_read(silent: bytes) -> None:
+    flood = silent * 20_000
+    assert decoded(flood) == [Event(flood)]
+    assert told_by(decoded(flood + b"data: x\n\n" + flood)) == [b"x"]
+
+
+def test_a_comment_without_end_is_scanned_once() -> None:
+    decoder = EventDecoder(2**22)
+    for _ in range(3 * 2**10):
+        assert decoder.feed(b":" * 1024) == []
+        assert decoder._scanned == len(decoder._buffer)
 
 
 def test_a_long_line_in_small_reads_is_scanned_once() -> None:
