@@ -9,8 +9,6 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 # Variables of the full settings table that this version does not act on yet.
 NOT_YET = (
-    "BUFFER_TOOL_CALLS",
-    "BUFFER_TOOL_CALLS_MAX_BYTES",
     "CLIENT_STALL_TIMEOUT_SECONDS",
     "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS",
     "METRICS_TOKEN",
@@ -54,6 +52,19 @@ def secret_key_is_kept(**kwargs: Any) -> Sequence[CheckMessage]:
             "SECRET_KEY is not set: a random one is used, so admin logins end with this process.",
             hint="Set SECRET_KEY, or SECRET_KEY_FILE, to a long random text.",
             id="continuation.W001",
+        )
+    ]
+
+
+@register()
+def tool_calls_are_held_for_a_purpose(**kwargs: Any) -> Sequence[CheckMessage]:
+    if not settings.BUFFER_TOOL_CALLS or settings.CONTINUATION_ENABLED:
+        return []
+    return [
+        Warning(
+            "BUFFER_TOOL_CALLS has no effect while CONTINUATION_ENABLED is false.",
+            hint="Tool calls are held so that an answer can be continued from before them.",
+            id="continuation.W003",
         )
     ]
 

@@ -204,6 +204,8 @@ def _options() -> Options:
         estimator=Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
         partial_limit=max(1, int(settings.MAX_CONTINUATION_BODY_MB * MB)),
         store_text=settings.AUDIT_STORE_TEXT,
+        buffer_tool_calls=settings.BUFFER_TOOL_CALLS,
+        buffer_limit=settings.BUFFER_TOOL_CALLS_MAX_BYTES,
     )
 
 

@@ -81,6 +81,20 @@ def test_a_variable_that_does_nothing_yet_is_warned_of(monkeypatch: pytest.Monke
     assert message.msg == f"{name} is set, but this version does not support it; it has no effect."
 
 
+@pytest.mark.parametrize(
+    "held, enabled, found",
+    [(True, False, ["continuation.W003"]), (True, True, []), (False, False, [])],
+)
+def test_holding_tool_calls_without_continuation_is_warned_of(
+    settings: Any, held: bool, enabled: bool, found: list[str]
+) -> None:
+    settings.BUFFER_TOOL_CALLS = held
+    settings.CONTINUATION_ENABLED = enabled
+    messages = checks.tool_calls_are_held_for_a_purpose()
+    assert ids(messages) == found
+    assert not any(message.is_serious() for message in messages)
+
+
 def test_a_variable_that_is_set_to_nothing_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "")
     assert checks.nothing_is_set_in_vain() == []

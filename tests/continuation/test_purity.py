@@ -11,6 +11,7 @@ CORE = [
     "continuation.leg",
     "continuation.usage",
     "continuation.seam",
+    "continuation.shelf",
     "continuation.asking",
     "continuation.tokens",
     "continuation.verdicts",
