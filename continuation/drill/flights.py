@@ -1,0 +1,100 @@
+"""What is noted about one stream: what the injector did to it, and what its client saw."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from continuation.drill.plans import Plan
+from continuation.drill.wire import Head
+
+HEADER = "X-Drill-Stream"
+
+
+@dataclass(slots=True)
+class Leg:
+    """One request that reached the injector, and its answer.
+
+    raw        bytes of whole events that were handed on, as they were dressed: what a guarded client may see of them
+    events     the same events as the engine wrote them
+    body       every byte of the answer's body: what an unguarded client must see
+    struck     the fault has happened; went_on: it was a silence, and it was over before the gateway left
+    ended      how the answer ended, for the gateway: clean, broken, left (by the gateway), or "" while it runs
+    silence    the longest time between two events that the injector did not mean
+    left_at    when the gateway was seen to have left, by time.monotonic()
+    """
+
+    number: int
+    request: Head
+    sent: bytes
+    status: int = 0
+    events: list[bytes] = field(default_factory=list)
+    raw: bytearray = field(default_factory=bytearray)
+    body: bytearray = field(default_factory=bytearray)
+    struck: bool = False
+    went_on: bool = False
+    ended: str = ""
+    silence: float = 0.0
+    left_at: float | None = None
+
+    def leave(self) -> None:
+        self.ended = "left"
+        self.left_at = time.monotonic()
+
+
+@dataclass(slots=True)
+class Heard:
+    """The client's side. ended: clean, broken, left (by the client itself), late (it gave up waiting), or "".
+
+    Times are those of time.monotonic(); first_at is that of the first event, gaps are seconds between reads.
+    """
+
+    status: int = 0
+    fields: dict[str, str] = field(default_factory=dict)
+    raw: bytearray = field(default_factory=bytearray)
+    ended: str = ""
+    trouble: str = ""
+    sent_at: float = 0.0
+    first_at: float | None = None
+    last_at: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    seam_gap: float | None = None
+
+    def take(self, piece: bytes, leg1: Leg | None, *, continued: bool) -> None:
+        now = time.monotonic()
+        if self.first_at is None:
+            self.first_at = now
+        else:
+            self.gaps.append(now - self.last_at)
+        if continued and self.seam_gap is None and leg1 is not None and len(self.raw) >= len(leg1.raw):
+            self.seam_gap = now - self.last_at
+        self.last_at = now
+        self.raw += piece
+
+
+@dataclass(slots=True)
+class Flight:
+    """One stream of the drill, from its plan to its end. sent is the body that the client sent."""
+
+    plan: Plan
+    request_id: str
+    sent: bytes = b""
+    legs: list[Leg] = field(default_factory=list)
+    heard: Heard = field(default_factory=Heard)
+
+    @property
+    def leg1(self) -> Leg | None:
+        return next((leg for leg in self.legs if leg.number == 1), None)
+
+    @property
+    def leg2(self) -> Leg | None:
+        return next((leg for leg in self.legs if leg.number == 2), None)
+
+    def take(self, piece: bytes) -> None:
+        self.heard.take(piece, self.leg1, continued=self.leg2 is not None)
+
+    @property
+    def client_has_leg1(self) -> bool:
+        """Whether all that was handed on has arrived; a BOM is dropped on the way."""
+        leg = self.leg1
+        return leg is None or len(self.heard.raw) + 3 >= len(leg.raw)

@@ -1,0 +1,362 @@
+"""What was due to a stream, from what the injector did to it, and whether its client got exactly that.
+
+Due is decided from what was really handed on, not from what was planned: a fault that strikes before any text fails
+the stream as it should, and the same fault one event later must be rescued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from continuation.drill.flights import Flight, Leg
+from continuation.drill.injector import ERROR
+from continuation.drill.plans import STALLS, Reference, Strike
+from continuation.drill.reading import BOM, JSON, Told, first_difference, read
+
+# The gateway's words for how leg 1 died, by fault.
+FAILURES: Mapping[str, str] = {
+    **dict.fromkeys(("reset", "disconnect", "half_closed", "broken_framing"), "disconnect"),
+    **dict.fromkeys(("cut_inside_event", "cut_inside_character"), "disconnect"),
+    **dict.fromkeys(("eof", "done_without_finish", "empty"), "eof"),
+    **dict.fromkeys(STALLS, "idle_timeout"),
+    **dict.fromkeys(("error_event", "client_error_event"), "error_event"),
+    "aborted": "aborted",
+    "malformed": "malformed",
+}
+_ENDING_LOST = {"reset": "disconnect", "disconnect": "disconnect", "eof": "eof", "no_done": "eof"}
+# Of X-Continuation, by the way in which a request is not guarded.
+_NOTES: Mapping[str, str] = {
+    "not_stream": "passthrough; reason=not_stream",
+    "choices": "passthrough; reason=multiple_choices",
+    "structured": "passthrough; reason=structured_output",
+    "guided": "passthrough; reason=structured_output",
+    "continues": "passthrough; reason=client_continuation",
+    **dict.fromkeys(("not_json", "no_object", "deep"), "passthrough; reason=not_json"),
+    "wrong_types": "guarded",
+}
+_OPTED_OUT = "passthrough; reason=client_opt_out"
+# Tokens that leg 1 had generated but not shown (halves of a character) are generated, and counted, twice.
+_COUNTED_TWICE = 4
+
+
+class Outcome(StrEnum):
+    """How a stream came out."""
+
+    WHOLE = "whole"  # needed nothing
+    RESCUED = "rescued"  # broken and continued, equal to the uninterrupted one
+    COMPLETED = "completed"  # broken after its finish, and ended properly
+    FAILED = "failed as due"  # could not be saved, and says so
+    PASSED = "passed on"  # not guarded, refused, or left: came out as it went in
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """failure and reason are the gateway's words; row is what its audit must say, None for no row."""
+
+    outcome: Outcome
+    legs: int = 1
+    failure: str = ""
+    reason: str = ""
+    row: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """troubles, one line each, are empty unless the outcome is WRONG."""
+
+    outcome: Outcome
+    due: Due
+    troubles: tuple[str, ...] = field(default=())
+
+
+def judge(flight: Flight, reference: Reference, idle_seconds: float) -> Finding:
+    due = due_to(flight, idle_seconds)
+    troubles = tuple(found for found in _troubles(flight, reference, due) if found)
+    return Finding(Outcome.WRONG if troubles else due.outcome, due, troubles)
+
+
+# -- what is due -------------------------------------------------------------------------------------
+
+
+def due_to(flight: Flight, idle_seconds: float) -> Due:
+    leg1, kind = flight.leg1, flight.plan.kind
+    if kind in ("client_opts_out", "client_passes", "client_garbage"):
+        return Due(Outcome.PASSED, legs=len(flight.legs) and 1)
+    if kind in ("client_leaves", "client_leaves_leg2"):
+        return _due_to_leaving(flight)
+    if leg1 is None or leg1.status != 200:
+        return Due(Outcome.PASSED)
+    return _due_to_stream(flight, leg1, _failure(flight.plan.leg1, leg1, idle_seconds))
+
+
+def _due_to_leaving(flight: Flight) -> Due:
+    legs = 2 if flight.plan.kind == "client_leaves_leg2" else 1
+    row = {"outcome": "client_gone", "decision": "continue" if legs == 2 else "none"}
+    return Due(Outcome.PASSED, legs, row=row)
+
+
+def _failure(strike: Strike | None, leg: Leg, idle_seconds: float) -> str:
+    """How leg 1 died, in the gateway's words; "" if it did not."""
+    if strike and leg.struck and not leg.went_on:
+        if strike.name == "ending_lost":
+            return _ENDING_LOST[strike.how]
+        if strike.name in FAILURES:
+            return FAILURES[strike.name]
+    if leg.ended == "broken":
+        return "disconnect"
+    # An engine that starves on a busy machine is silent for long enough without any fault.
+    starved = leg.ended == "left" and leg.silence > 0.9 * idle_seconds
+    return "idle_timeout" if starved else ""
+
+
+def _due_to_stream(flight: Flight, leg1: Leg, failure: str) -> Due:
+    told = read(bytes(leg1.raw))
+    chars = {"reasoning_chars": len(told.reasoning), "content_chars": len(told.content)}
+    if not failure:
+        return Due(Outcome.WHOLE)
+    if told.finishes:
+        row = {"outcome": "completed", "decision": "complete", "reason": "ending_lost", **chars}
+        return Due(Outcome.COMPLETED, failure=failure, reason="ending_lost", row=row)
+    if reason := _refusal(flight.plan.leg1, told):
+        row = {"outcome": "failed", "decision": "refuse", "reason": reason, "failure": failure, **chars}
+        return Due(Outcome.FAILED, 1, failure, reason, row)
+    reason = _leg2_reason(flight, told)
+    row = {"decision": "continue", "reason": reason, "failure": failure, **chars}
+    row |= {"outcome": "failed" if reason else "rescued"}
+    if flight.leg2 is not None and flight.leg2.status:
+        row |= {"leg2_status": flight.leg2.status}
+    return Due(Outcome.FAILED if reason else Outcome.RESCUED, 2, failure, reason, row)
+
+
+def _refusal(strike: Strike | None, told: Told) -> str:
+    """Why leg 1 cannot be continued; "" if it can."""
+    if told.calls:
+        return "tool_call_seen"
+    if not told.has_text:
+        return "no_recoverable_content"
+    return "client_error" if strike and strike.name == "client_error_event" else ""
+
+
+def _leg2_reason(flight: Flight, told: Told) -> str:
+    """Why leg 2 does not rescue the stream; "" if it must."""
+    strike, leg2 = flight.plan.leg2, flight.leg2
+    match strike:
+        case None:
+            return ""
+        case Strike(name="refused"):
+            return "leg2_refused"
+        case Strike(name="unreachable"):
+            return "leg2_unreachable"
+        case Strike(name="empty_stop"):
+            return "" if told.content else "leg2_empty"
+        case Strike(name="depart"):
+            return "leg2_restarted"
+        case Strike(name=name) if name in FAILURES and leg2 is not None and leg2.struck:
+            return "leg2_broken"
+        case _:
+            return ""
+
+
+# -- whether it came -------------------------------------------------------------------------------
+
+
+def _troubles(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
+    heard, kind = flight.heard, flight.plan.kind
+    if heard.ended == "late":
+        yield heard.trouble
+        return
+    yield from _requests(flight, due)
+    if kind in ("client_leaves", "client_leaves_leg2"):
+        yield from _left(flight)
+    elif due.outcome is Outcome.PASSED:
+        yield from _passed_on(flight)
+    else:
+        yield from _guarded(flight, reference, due)
+
+
+def _requests(flight: Flight, due: Due) -> Iterator[str]:
+    numbers = [leg.number for leg in flight.legs]
+    strike = flight.plan.leg1
+    if (
+        strike
+        and flight.plan.kind == "client_garbage"
+        and strike.how in ("not_http", "half_head", "half_body")
+    ):
+        yield first_difference("requests that reached the engine", [], numbers)
+        return
+    yield first_difference("requests that reached the engine", [1, 2][: due.legs], numbers)
+    leg1 = flight.leg1
+    if leg1 and flight.sent != leg1.sent and b'"return_token_ids"' not in leg1.sent:
+        yield "leg 1 was asked for with another body than the client's"
+
+
+def _left(flight: Flight) -> Iterator[str]:
+    if flight.heard.ended != "left":
+        yield f"the answer ended ({flight.heard.ended} {flight.heard.trouble}) before the client could leave"
+    for leg in flight.legs:
+        if not leg.ended:
+            yield f"leg {leg.number} was not let go of after the client had left"
+
+
+def _passed_on(flight: Flight) -> Iterator[str]:
+    """The client gets what the engine wrote, byte for byte, and the end that the engine made."""
+    heard, leg, strike = flight.heard, flight.leg1, flight.plan.leg1
+    if leg is None:
+        if strike and strike.how == "not_http" and heard.raw and not heard.raw.startswith(b"HTTP/1.1 4"):
+            yield f"no HTTP was answered with {bytes(heard.raw[:60])!r}"
+        return
+    if leg.status == 0:
+        yield from _undelivered(flight)
+        return
+    yield first_difference("status", leg.status, heard.status)
+    yield _bytes_difference(bytes(leg.body), bytes(heard.raw))
+    clean = leg.ended == "clean"
+    yield first_difference("end", "clean" if clean else "broken", heard.ended)
+    opted_out = flight.plan.kind == "client_opts_out"
+    guarded = flight.plan.kind not in ("client_passes", "client_garbage")
+    how = strike.how if strike else ""
+    note = _OPTED_OUT if opted_out else "guarded" if guarded else _NOTES.get(how, "")
+    yield from _headers(flight, note)
+
+
+def _undelivered(flight: Flight) -> Iterator[str]:
+    heard = flight.heard
+    yield first_difference("status", 502, heard.status)
+    yield first_difference("end", "clean", heard.ended)
+    if b'"downstream_unreachable"' not in heard.raw:
+        yield f"an undelivered request was answered with {bytes(heard.raw[:100])!r}"
+
+
+def _headers(flight: Flight, note: str) -> Iterator[str]:
+    fields = flight.heard.fields
+    yield first_difference("X-Request-Id", flight.request_id, fields.get("x-request-id", ""))
+    yield first_difference("X-Continuation", note, fields.get("x-continuation", ""))
+
+
+def _bytes_difference(want: bytes, got: bytes) -> str:
+    if want == got:
+        return ""
+    pairs = enumerate(zip(want, got, strict=False))
+    at = next((place for place, (one, other) in pairs if one != other), min(len(want), len(got)))
+    return f"byte {at} of {len(want)}: wanted {want[at : at + 40]!r}, got {got[at : at + 40]!r}"
+
+
+def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
+    heard, leg1 = flight.heard, flight.leg1
+    assert leg1
+    yield first_difference("status", 200, heard.status)
+    yield first_difference("end", "clean", heard.ended) + (f" {heard.trouble}" if heard.trouble else "")
+    yield from _headers(flight, "guarded")
+    yield first_difference("Cache-Control", "no-cache", heard.fields.get("cache-control", ""))
+    told, raw = read(bytes(heard.raw)), bytes(heard.raw)
+    yield from _form(told)
+    kept = bytes(leg1.raw).removeprefix(BOM)
+    if not leg1.went_on:
+        yield _bytes_difference(kept, raw if due.outcome is Outcome.WHOLE else raw[: len(kept)])
+    if due.outcome is Outcome.FAILED:
+        yield from _failed(flight, reference, due, told)
+    else:
+        yield from _finished(flight, reference, due, told)
+    strike = flight.plan.leg1
+    if leg1.went_on and strike and strike.name in STALLS and not _refusal(strike, _at_stall(leg1, strike)):
+        yield "silence was not acted on"
+
+
+def _at_stall(leg1: Leg, strike: Strike) -> Told:
+    return read(b"".join(leg1.events[: strike.after]))
+
+
+def _form(told: Told) -> Iterator[str]:
+    """What holds for every guarded stream, whatever became of it."""
+    if told.unreadable:
+        yield f"an event that is no JSON: {told.unreadable[0][:80]!r}"
+    if len(told.identities) > 1:
+        yield f"more than one id, created or model: {sorted(map(str, told.identities))}"
+    if len(told.names) > 1:
+        yield "reasoning under two names"
+    if told.roles > 1:
+        yield f"the role {told.roles} times"
+    if any(len(call.ids) > 1 for call in told.calls.values()):
+        yield "a tool call with more than one id"
+    if told.running != sorted(told.running):
+        yield f"completion tokens that go backwards: {told.running}"
+
+
+def _failed(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterator[str]:
+    before = read(bytes(flight.leg1.raw if flight.leg1 else b""))
+    if due.legs == 1:
+        yield first_difference("what was said before the end", before.said, told.said)
+    else:
+        for name in ("reasoning", "content"):
+            said, whole = getattr(told, name), getattr(reference.told, name)
+            if not said.startswith(getattr(before, name)):
+                yield first_difference(f"{name} of leg 1", getattr(before, name), said)
+            if not whole.startswith(said):
+                yield first_difference(name, whole, said)
+    if told.dones or told.finishes:
+        yield f"it failed, and yet: finish_reason {told.finishes}, [DONE] {told.dones} times"
+    if len(told.errors) != 1 or told.kinds[-1:] != ["error"]:
+        yield f"the failed ending is not one error event at the end: {told.errors}, {told.kinds[-3:]}"
+        return
+    yield from _error(told.errors[0], due)
+
+
+def _error(error: JSON, due: Due) -> Iterator[str]:
+    if due.failure == "error_event":
+        if ERROR not in str(error.get("message")):
+            yield f"the engine's error event did not come through: {error}"
+        return
+    if error.get("code") not in (due.failure, due.reason) or error.get("type") != "stream_interrupted":
+        yield f"the failed ending does not say {due.failure} or {due.reason}: {error}"
+
+
+def _finished(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterator[str]:
+    want, strike = reference.told, flight.plan.leg2
+    if due.legs == 2 and strike and strike.name == "empty_stop":
+        before = read(bytes(flight.leg1.raw if flight.leg1 else b""))
+        yield first_difference("what was said", (*before.said[:3], ["stop"]), told.said)
+    else:
+        yield first_difference("reasoning", want.reasoning, told.reasoning)
+        yield first_difference("content", want.content, told.content)
+        yield first_difference("tool calls and finish_reason", want.said[2:], told.said[2:])
+        yield first_difference("roles", want.roles, told.roles)
+    yield first_difference("errors", [], told.errors)
+    if told.dones != 1 or told.kinds[-1] != "done":
+        yield f"[DONE] {told.dones} times, the last event is {told.kinds[-1:]}"
+    yield from _usage(flight, reference, due, told)
+
+
+def _usage(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterator[str]:
+    wanted = flight.plan.usage
+    if wanted == "none":
+        if told.usages or told.running:
+            yield "usage, which was not asked for"
+        return
+    if len(told.usages) != 1:
+        yield f"{len(told.usages)} usage events"
+        return
+    got, want = (_counts(one) for one in (told.usages[0], reference.told.usages[0]))
+    if got[0] + got[1] != got[2]:
+        yield f"a total that is no sum: {told.usages[0]}"
+    if due.outcome is Outcome.WHOLE:
+        yield first_difference("usage", want, got)
+    elif due.outcome is Outcome.RESCUED and wanted == "running" and not _is_empty_stop(flight):
+        yield _exact_usage(want, got)
+
+
+def _exact_usage(want: tuple[int, int, int], got: tuple[int, int, int]) -> str:
+    """Of an answer whose leg 1 had told its counts."""
+    right = got[0] == want[0] and want[1] <= got[1] <= want[1] + _COUNTED_TWICE
+    return "" if right else f"usage: wanted {want} (prompt, completion, total), got {got}"
+
+
+def _is_empty_stop(flight: Flight) -> bool:
+    return flight.plan.leg2 is not None and flight.plan.leg2.name == "empty_stop"
+
+
+def _counts(usage: JSON) -> tuple[int, int, int]:
+    return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0), usage.get("total_tokens", 0)
