@@ -42,8 +42,7 @@ check: $(STAMP)  ## lint, format, types, missing migrations, system checks
 run: $(STAMP)  ## migrate, then serve with the settings of .env (HOST=127.0.0.1 PORT=8000)
 	@$(BIN)/python manage.py check
 	@$(BIN)/python manage.py migrate --no-input
-	@echo "serving on http://$(HOST):$(PORT)"; \
-	exec $(BIN)/python -m daphne -b $(HOST) -p $(PORT) gatewaysite.asgi:application
+	@exec $(BIN)/python manage.py serve -b $(HOST) -p $(PORT)
 
 bench: $(STAMP)  ## measure CPU time per forwarded chunk, side by side (ARGS="--streams 20 --rounds 3")
 	@$(BIN)/python -c 'import uvloop' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'

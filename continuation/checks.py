@@ -9,8 +9,6 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 # Variables of the full settings table that this version does not act on yet.
 NOT_YET = (
-    "CLIENT_STALL_TIMEOUT_SECONDS",
-    "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS",
     "METRICS_TOKEN",
     "REDIS_URL",
 )

@@ -16,6 +16,12 @@ logger = logging.getLogger(__name__)
 
 DATABASE_SECONDS = 2.0
 METHODS = "GET, HEAD"
+_stopping = threading.Event()
+
+
+def begin_stopping() -> None:
+    """From now on the process is not ready: it serves what is open, and no more."""
+    _stopping.set()
 
 
 async def health(request: HttpRequest) -> HttpResponse:
@@ -32,6 +38,8 @@ async def ready(request: HttpRequest) -> HttpResponse:
     checks = {"strategies": "ok" if cache.is_loaded() else "not loaded"}
     if settings.GATEWAY_ROLE != "proxy":
         checks["database"] = await _database()
+    if _stopping.is_set():
+        checks["server"] = "stopping"
     well = all(state == "ok" for state in checks.values())
     return _answer({"status": "ok" if well else "unavailable", "checks": checks}, 200 if well else 503)
 

@@ -12,11 +12,12 @@ import httpx
 
 from continuation import audit
 from continuation.client import Readable, Upstream
-from continuation.events import Failure, StreamRecord
+from continuation.events import Failure, Outcome, StreamRecord
 from continuation.failures import describe
 from continuation.render_generate import Refused, ScaleOutMissing
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.sse import comment_line
+from continuation.streams import ends_itself
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,11 @@ REFUSAL_BYTES = 2**16
 REFUSAL_SECONDS = 5.0
 # After [DONE] the engine gets so long to end its answer, so that the connection can be used again.
 ENDING_SECONDS = 0.05
+# What the log says of a stream that did not fail by itself.
+UNFAILED: dict[str, str] = {
+    Outcome.CLIENT_GONE: "left by its client",
+    Outcome.FAILED: "ended by the shutdown",
+}
 
 
 class Relay:
@@ -53,9 +59,19 @@ class Relay:
         self._silence = silence
         self._silence_logged = False
         self._sent_at = self._heard_at = time.monotonic()
+        self._waiting: asyncio.Timeout | None = None
+        self._shutting_down = False
+
+    def shut_down(self) -> None:
+        """End the answer now, as well as it can be ended. At any time, from the loop that it runs on."""
+        self._shutting_down = True
+        if self._waiting is not None:
+            with suppress(RuntimeError):  # that wait is over
+                self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         splice = self._splice
+        ends_itself(self.shut_down)
         splice.leg1_opened(time.monotonic())
         try:
             while not splice.ended:
@@ -65,6 +81,7 @@ class Relay:
                             sending = time.monotonic()
                             yield data
                             self._sent_at = time.monotonic()
+                            self._heard_at += self._sent_at - sending
                             splice.waited_for_client(self._sent_at - sending)
                         case OpenLeg() | OpenTokens():
                             self._heard_at = time.monotonic()
@@ -79,8 +96,10 @@ class Relay:
             keep(splice.record())
 
     async def _next_actions(self) -> list[Action]:
-        """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive."""
+        """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive, the end."""
         try:
+            if self._shutting_down:
+                return self._splice.shut_down(time.monotonic())
             return await self._wait()
         except Exception:
             logger.exception("request %s: the relay failed", self._splice.request_id)
@@ -94,7 +113,7 @@ class Relay:
             return await self._wait_for_leg2(self._opening, seconds)
         assert self._body is not None
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._waiting:
                 read = await self._body.read()
         except TimeoutError:
             return await self._woken(deadline)
@@ -128,6 +147,8 @@ class Relay:
     async def _woken(self, deadline: float | None) -> list[Action]:
         """The time has come for something; but if the whole process was held up, bytes may be there by now."""
         await asyncio.sleep(0)
+        if self._shutting_down:
+            return self._splice.shut_down(time.monotonic())
         if self._opening is None and self._body is not None:
             with suppress(httpx.HTTPError, ScaleOutMissing, Refused):  # the next read tells
                 if read := self._body.read_nowait():
@@ -154,8 +175,10 @@ class Relay:
         return await self._open_continuation(action)
 
     async def _wait_for_leg2(self, opening: asyncio.Task[Upstream], seconds: float | None) -> list[Action]:
-        done, _ = await asyncio.wait({opening}, timeout=seconds)
-        if not done:
+        try:
+            async with asyncio.timeout(seconds) as self._waiting:
+                await asyncio.wait({opening})
+        except TimeoutError:
             return await self._woken(None)
         self._opening = None
         now = self._heard_at = time.monotonic()
@@ -199,7 +222,7 @@ def keep(record: StreamRecord | None) -> None:
     logger.info(
         "request %s: %s %s, %s %s: %s",
         record.request_id,
-        record.failure or "left by its client",
+        record.failure or UNFAILED.get(record.outcome, "unfailed"),
         record.case,
         record.decision,
         record.route,

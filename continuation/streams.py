@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any
 
 from django.core.signals import request_started
@@ -50,6 +51,17 @@ def leave_request_threads_alone() -> None:
 # In the scope of a request: a function that closes the client's connection once what was sent has left.
 CLOSE_CONNECTION = "gateway.close_connection"
 CLOSING_SECONDS = 5.0
+# In the scope of a request: a function that takes one; the server calls that when it stops and waits no longer.
+ON_SHUTDOWN = "gateway.on_shutdown"
+OnShutdown = Callable[[Callable[[], None]], None]
+on_shutdown: ContextVar[OnShutdown | None] = ContextVar("on_shutdown", default=None)
+
+
+def ends_itself(end: Callable[[], None]) -> None:
+    """The answer to the current request can end well when the server stops: `end` tells it to. Other answers, and
+    all under servers that know nothing of this, are broken off."""
+    if tell := on_shutdown.get():
+        tell(end)
 
 
 class AnswerBrokenOff(Exception):

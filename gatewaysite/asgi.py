@@ -1,4 +1,4 @@
-"""The application that an ASGI server loads: `daphne gatewaysite.asgi:application`.
+"""The application that an ASGI server loads: `daphne gatewaysite.asgi:application`, uvicorn, `manage.py serve`.
 
 Loading it runs the system checks and begins to load the strategies. Wrong settings stop the start here;
 a database that is away, or not migrated, does not: requests are proxied, and `/ready` tells.
@@ -19,7 +19,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
 django_application = leaving_cleanly(get_asgi_application())
 
 # Only now, because these need the application registry.
-from continuation.streams import CLOSE_CONNECTION, daphne_closer  # noqa: E402
+from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN, daphne_closer, on_shutdown  # noqa: E402
 from gatewaysite import websocket  # noqa: E402
 from gatewaysite.lifespan import lifespan  # noqa: E402
 from strategies import cache  # noqa: E402
@@ -50,8 +50,10 @@ def _in_one_line(message: checks.CheckMessage) -> str:
 async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Django, with a way to break the client's connection off where the server has none of its own."""
     scope = scope | {"root_path": ""}  # daphne takes it from a header, which any client may send
-    if close := daphne_closer(send):
-        scope = scope | {"extensions": {**scope.get("extensions", {}), CLOSE_CONNECTION: close}}
+    extensions = scope.get("extensions") or {}
+    if CLOSE_CONNECTION not in extensions and (close := daphne_closer(send)):
+        scope = scope | {"extensions": {**extensions, CLOSE_CONNECTION: close}}
+    on_shutdown.set(extensions.get(ON_SHUTDOWN))
     await django_application(scope, receive, send)
 
 

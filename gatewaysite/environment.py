@@ -49,6 +49,11 @@ class Environment:
     def seconds(self, name: str, default: float, *, zero: bool = True) -> float:
         return self._number(name, default, "a number of seconds", zero)
 
+    def seconds_if_any(self, name: str) -> float | None:
+        """None where nothing is set."""
+        allowed = "a number of seconds, 0 or more, or nothing"
+        return self._read(name, None, lambda raw: _finite(float(raw), zero=True), allowed)
+
     def number(self, name: str, default: float, *, zero: bool = True) -> float:
         return self._number(name, default, "a number", zero)
 

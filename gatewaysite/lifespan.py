@@ -16,11 +16,18 @@ async def lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
     while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     try:
-        await client.close_shared()
+        await put_away(FLUSH_SECONDS)
     except Exception as trouble:
         logger.exception("the connections to downstream did not close")
         ending = {"type": "lifespan.shutdown.failed", "message": f"{type(trouble).__name__}: {trouble}"}
     else:
         ending = {"type": "lifespan.shutdown.complete"}
-    await asyncio.to_thread(audit.flush, FLUSH_SECONDS)
     await send(ending)
+
+
+async def put_away(seconds: float) -> None:
+    """What a process does last: close the connections to downstream, then write the audit for up to so many seconds."""
+    try:
+        await client.close_shared()
+    finally:
+        await asyncio.to_thread(audit.flush, seconds)

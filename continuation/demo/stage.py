@@ -1,4 +1,4 @@
-"""What the demo runs: the simulator, and the gateway under daphne with a database of its own."""
+"""What the demo runs: the simulator, and the gateway with a database of its own."""
 
 from __future__ import annotations
 
@@ -103,8 +103,7 @@ def _gateway(env: Mapping[str, str], directory: Path) -> tuple[Child, str]:
     """On a free port; another one is tried if something else has taken it by then."""
     for attempt in range(_ATTEMPTS):
         port = _free_port()
-        daphne = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(port)]
-        gateway = Child("gateway", [*daphne, "gatewaysite.asgi:application"], env, directory)
+        gateway = Child("gateway", [*_MANAGE, "serve", "-p", str(port)], env, directory)
         url = f"http://127.0.0.1:{port}"
         try:
             gateway.wait_until(partial(_is_ready, url))

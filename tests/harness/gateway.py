@@ -1,4 +1,7 @@
-"""The gateway as a process under daphne, with its log, its audit rows and its open files."""
+"""The gateway as a process, with its log, its audit rows and its open files.
+
+It runs under daphne, or under `manage.py serve` where a test says so, or where GATEWAY_SERVER=serve does for all.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,18 @@ from tests.harness.upstream import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 START_PATIENCE = 60.0  # two cores may be shared by many
+SERVER = os.environ.get("GATEWAY_SERVER", "daphne")
+COMMANDS = {
+    "daphne": ["-m", "daphne", "gatewaysite.asgi:application"],
+    "serve": ["manage.py", "serve"],
+}
 # Set to nothing, so that neither a developer's shell nor a .env file decides a test.
 SETTINGS = (
     "ALLOWED_HOSTS",
     "AUDIT_RETENTION_DAYS",
     "AUDIT_STORE_TEXT",
     "CJK_CHARS_PER_TOKEN",
+    "CLIENT_STALL_TIMEOUT_SECONDS",
     "CONNECT_TIMEOUT_SECONDS",
     "CONTINUATION_API_KEY",
     "CONTINUATION_ENABLED",
@@ -40,6 +49,7 @@ SETTINGS = (
     "DOWNSTREAM_CONNECTION_LIMIT",
     "DOWNSTREAM_URL",
     "GATEWAY_ROLE",
+    "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS",
     "KEEPALIVE_SECONDS",
     "LOG_FORMAT",
     "MAX_CONTINUATION_BODY_MB",
@@ -96,8 +106,11 @@ def free_port() -> int:
 class Gateway:
     """A running gateway. `stop` ends it with SIGTERM, by its own pid, and gives its exit status."""
 
-    def __init__(self, settings: Mapping[str, str], template: Path, directory: Path) -> None:
+    def __init__(
+        self, settings: Mapping[str, str], template: Path, directory: Path, server: str = SERVER
+    ) -> None:
         self.settings = dict(settings)
+        self._server = server
         self.database = directory / "gateway.sqlite3"
         self._log_file = directory / "gateway.log"
         self._seen = 0
@@ -110,10 +123,10 @@ class Gateway:
     def _start(self) -> bool:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, *COMMANDS[self._server], "-b", "127.0.0.1", "-p", str(self.port)]
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "gatewaysite.asgi:application"],
+                command,
                 cwd=ROOT,
                 env=environment(self.settings, self.database),
                 stdin=subprocess.DEVNULL,
@@ -191,13 +204,17 @@ class Gateway:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def terminate(self) -> None:
+    def terminate(self, number: int = signal.SIGTERM) -> None:
         """Ask it to end, and do not wait."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(number)
 
     def stop(self, timeout: float = 20.0) -> int:
         self.terminate()
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        """Until it has ended; its exit status."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:

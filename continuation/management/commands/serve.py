@@ -1,0 +1,85 @@
+"""manage.py serve: the gateway as a service runs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+MB = 2**20
+
+
+class Command(BaseCommand):
+    help = (
+        "Serve the gateway. SIGTERM or Ctrl-C stops it: new connections are refused, open streams run to their end for "
+        "up to GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS, then the status is 0. A second signal ends it at once, with status "
+        "128 + the signal's number."
+    )
+    requires_system_checks = []  # loading the application runs them, as it does under every server
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument("-b", "--bind", default="127.0.0.1", metavar="HOST", help="address (127.0.0.1)")
+        where.add_argument("-u", "--unix-socket", default="", metavar="PATH", help="a socket file instead")
+        where.add_argument("--fd", type=_descriptor, help="a listening socket that was inherited, instead")
+        parser.add_argument("-p", "--port", type=_port, default=8000, help="TCP port (8000); 0: a free one")
+        parser.add_argument(
+            "--access-log", metavar="FILE", help="write a line for each request; - for stdout (no log)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # Not before the settings are known to be right.
+        from gatewaysite.serving import Limits, Listener, Server
+
+        address = options["unix_socket"] or f"{options['bind']}:{options['port']}"
+        try:
+            listener = Listener(options["bind"], options["port"], options["unix_socket"], options["fd"])
+        except OSError as trouble:
+            raise CommandError(f"cannot listen on {address}: {trouble.strerror}") from trouble
+        limits = Limits(
+            body=int(settings.MAX_REQUEST_BODY_MB * MB),
+            patience=settings.GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS,
+            stall=settings.CLIENT_STALL_TIMEOUT_SECONDS,
+        )
+        server = Server(_application(), listener, limits, _access_log(options["access_log"]))
+        status = server.run()
+        if server.trouble is not None:
+            raise CommandError(f"cannot listen on {address}: {server.trouble}")
+        if status:
+            sys.exit(status)
+
+
+def _application() -> Any:
+    """Runs the system checks and loads the strategies."""
+    try:
+        from gatewaysite.asgi import application
+    except ImproperlyConfigured as trouble:
+        raise CommandError(str(trouble)) from None
+    return application
+
+
+def _access_log(name: str | None) -> Any:
+    if name is None:
+        return None
+    from daphne.access import AccessLogGenerator  # type: ignore[import-untyped]
+
+    try:
+        return AccessLogGenerator(sys.stdout if name == "-" else open(name, "a", buffering=1))
+    except OSError as trouble:
+        raise CommandError(f"cannot write {name}: {trouble.strerror}") from trouble
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 0 to 65535")
+    return int(text)
+
+
+def _descriptor(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file descriptor")
+    return int(text)

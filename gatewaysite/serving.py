@@ -1,0 +1,390 @@
+"""The gateway's own server: daphne's, with what a proxy of long streams needs besides.
+
+daphne speaks HTTP and runs the application. What is added: sending waits for a client that does not keep up, and one
+that takes nothing is dropped; an application that fails harms its own request only; and a stop lets open requests run
+to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from daphne.server import Server as DaphneServer  # type: ignore[import-untyped]
+from daphne.ws_protocol import WebSocketFactory  # type: ignore[import-untyped]
+from twisted.internet import reactor as _reactor
+from twisted.logger import (
+    FilteringLogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    STDLibLogObserver,
+    globalLogBeginner,
+)
+
+from continuation import client, health
+from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
+from gatewaysite.connection import Channel, Exchange, Factory
+from gatewaysite.lifespan import FLUSH_SECONDS, put_away
+
+logger = logging.getLogger(__name__)
+reactor: Any = _reactor
+
+BACKLOG = 2048
+REQUEST_PIECE_BYTES = 2**16
+WATCH_SECONDS = 1.0
+REPORT_SECONDS = 5.0
+# After a signal an idle connection stays so long: a request may be on its way.
+IDLE_SECONDS = 0.25
+# What is told to end gets so long for it; then it is cut off.
+ENDING_SECONDS = 5.0
+HURRIED_SECONDS = 1.0
+# A thread that hangs (in a database, say) keeps no process alive for longer.
+EXIT_SECONDS = 5.0
+GOING_AWAY = 1001  # the WebSocket status
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """body: bytes of a request. patience: seconds that a stop waits for open requests, None for as long as it takes.
+    stall: seconds after which a client that takes nothing is dropped."""
+
+    body: int
+    patience: float | None
+    stall: float
+
+
+class Listener:
+    """Where the server listens. What is wrong with the address shows at once, as an OSError; nobody is let in yet."""
+
+    def __init__(self, host: str, port: int, unix_socket: str = "", descriptor: int | None = None) -> None:
+        self._path = unix_socket
+        self._socket: socket.socket | None = None
+        if descriptor is not None:
+            self._socket = socket.socket(fileno=descriptor)
+        elif not unix_socket:
+            self._socket = _bound(host.strip("[]"), port)
+
+    @property
+    def name(self) -> str:
+        address = self._path if self._socket is None else self._socket.getsockname()
+        if not isinstance(address, tuple):
+            return f"unix:{address}"
+        host, port = address[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def open(self, factory: Factory) -> Any:
+        """A Twisted port. Raises OSError, or Twisted's CannotListenError."""
+        if self._socket is None:
+            return reactor.listenUNIX(self._path, factory, backlog=BACKLOG, wantPID=True)
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
+        return reactor.adoptStreamPort(self._socket.fileno(), self._socket.family, factory)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+class Server(DaphneServer):  # type: ignore[misc]
+    """`run` serves until a signal and gives the exit status."""
+
+    def __init__(
+        self,
+        application: Any,
+        listener: Listener,
+        limits: Limits,
+        access_log: Callable[..., None] | None = None,
+    ) -> None:
+        super().__init__(
+            application,
+            endpoints=[listener.name],
+            signal_handlers=False,
+            action_logger=access_log,
+            request_buffer_size=REQUEST_PIECE_BYTES,
+        )
+        self._listener = listener
+        self._limits = limits
+        self._port: Any = None
+        self._loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._status = 0
+        self._hurried = False
+        self._settled = asyncio.Event()  # while it stops: nothing is open any more, or it is to be quick
+        self.connections: dict[Any, dict[str, Any]] = {}
+        self.channels: set[Channel] = set()
+        self.is_stopping = False
+        self.trouble: Exception | None = None  # why it could not start
+
+    @property
+    def body_limit(self) -> int:
+        return self._limits.body
+
+    @property
+    def stall_limit(self) -> float:
+        return self._limits.stall
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        self.http_factory = Factory(self)
+        self.ws_factory = WebSocketFactory(self, server=self.server_name)
+        self.ws_factory.setProtocolOptions(
+            autoPingTimeout=self.ping_timeout,
+            allowNullOrigin=True,
+            openHandshakeTimeout=self.websocket_handshake_timeout,
+            maxMessagePayloadSize=self.websocket_max_message_size,
+            maxFramePayloadSize=self.websocket_max_frame_size,
+        )
+        _log_errors_of_twisted()
+        asyncio.set_event_loop(self._loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        self._begin(self._start(), "start")
+        reactor.run(installSignalHandlers=False)
+        return self._status
+
+    def _begin(self, coroutine: Any, name: str) -> None:
+        task = self._loop.create_task(coroutine, name=f"server: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self) -> None:
+        try:
+            client.shared()
+            self._port = self._listener.open(self.http_factory)
+        except Exception as trouble:
+            self.trouble, self._status = trouble, 1
+            reactor.stop()
+            return
+        finally:
+            name = self._listener.name
+            self._listener.close()
+        self._begin(self._keep_house(), "housekeeping")
+        logger.info("serving on %s", name)
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def channel_opened(self, channel: Channel) -> None:
+        self.channels.add(channel)
+
+    def channel_closed(self, channel: Channel) -> None:
+        self.channels.discard(channel)
+        self._note_end()
+
+    def protocol_disconnected(self, protocol: Any) -> None:
+        details = self.connections.get(protocol)
+        if details is None:
+            return
+        details.setdefault("disconnected", time.time())
+        if isinstance(protocol, Exchange) and protocol.transport is None:
+            self.channels.discard(protocol.channel)  # its connection is a WebSocket's now
+        self._forget_if_over(protocol)
+
+    def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
+        if isinstance(protocol, Exchange):
+            ways = {CLOSE_CONNECTION: protocol.break_off, ON_SHUTDOWN: protocol.on_shutdown}
+            scope["extensions"] = ways
+        queue = super().create_application(protocol, scope)
+        if queue is not None:
+            application = self.connections[protocol]["application_instance"]
+            application.add_done_callback(partial(self._application_ended, protocol))
+        return queue
+
+    def _application_ended(self, protocol: Any, application: asyncio.Future[None]) -> None:
+        failure = None if application.cancelled() else application.exception()
+        if failure is not None:
+            logger.error("the application failed: %s", failure, exc_info=failure)
+        details = self.connections[protocol]
+        del details["application_instance"]
+        if "disconnected" in details:
+            self._forget_if_over(protocol)
+        elif isinstance(protocol, Exchange):
+            protocol.application_ended(failed=failure is not None)
+        elif failure is not None:
+            protocol.handle_exception(failure)
+
+    def _forget_if_over(self, protocol: Any) -> None:
+        details = self.connections[protocol]
+        if "disconnected" in details and "application_instance" not in details:
+            del self.connections[protocol]
+            self._note_end()
+
+    @property
+    def _websockets(self) -> list[Any]:
+        return [protocol for protocol in self.connections if not isinstance(protocol, Exchange)]
+
+    async def handle_reply(self, protocol: Any, message: Any) -> None:
+        """Send, and wait while the client has more to take than is good."""
+        channel = protocol.channel if isinstance(protocol, Exchange) and not protocol.is_over else None
+        await super().handle_reply(protocol, message)
+        if channel is not None and channel.is_full:
+            await channel.room()
+
+    # -- housekeeping ------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(min(WATCH_SECONDS, self._limits.stall / 4))
+            for step in (self._watch_clients, self._kill_applications, self._check_timeouts):
+                try:
+                    step()
+                except Exception:  # of one connection, and not the end of what all others need
+                    logger.exception("the housekeeping of the connections failed")
+
+    def _watch_clients(self) -> None:
+        now = time.monotonic()
+        for channel in list(self.channels):
+            channel.watch(now, self._limits.stall)
+            if self.is_stopping:
+                channel.close_if_idle()
+
+    def _kill_applications(self) -> None:
+        """Those that do not end although their client has gone."""
+        before = time.time() - self.application_close_timeout
+        for protocol, details in list(self.connections.items()):
+            application = details.get("application_instance")
+            if application is not None and details.get("disconnected", math.inf) < before:
+                logger.warning("the application of %r did not end and is cancelled", protocol)
+                application.cancel()
+
+    def _check_timeouts(self) -> None:
+        for protocol in self._websockets:
+            protocol.check_timeouts()
+
+    # -- stop --------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        if not self.is_stopping:
+            self.is_stopping = True
+            self._begin(self._stop(), "stop")
+        elif not self._hurried:
+            self._hurried, self._status = True, 128 + number
+            self._settled.set()
+
+    async def _stop(self) -> None:
+        try:
+            await self._close_doors()
+            if not await self._drained():
+                await self._end_what_is_open()
+            await put_away(HURRIED_SECONDS if self._hurried else FLUSH_SECONDS)
+            await self._end_own_tasks()
+        except Exception:
+            logger.exception("the stop failed")
+            self._status = self._status or 1
+        logger.info("stopped")
+        _exit_within(EXIT_SECONDS, self._status)
+        reactor.stop()
+
+    async def _close_doors(self) -> None:
+        """Nobody is let in any more; who waits at the door has been."""
+        health.begin_stopping()
+        if self._port is not None:
+            self._port.numberAccepts = BACKLOG
+            self._port.doRead()
+            self._port.stopListening()
+        for channel in self.channels:
+            channel.persistent = 0
+        for protocol in self._websockets:
+            protocol.serverClose(GOING_AWAY)
+        if self.channels:
+            await asyncio.sleep(IDLE_SECONDS)
+        for channel in list(self.channels):
+            channel.close_if_idle()
+        await self._settle(IDLE_SECONDS)
+
+    async def _drained(self) -> bool:
+        """Wait until nothing is open, until patience is over, or for a second signal; whether nothing is."""
+        patience = self._limits.patience
+        until = math.inf if patience is None else time.monotonic() + patience
+        self._note_end()
+        while not self._settled.is_set() and (left := until - time.monotonic()) > 0:
+            logger.info("stopping: %d open streams are waited for", self._open)
+            await self._settle(min(REPORT_SECONDS, left))
+        return not self._open
+
+    async def _end_what_is_open(self) -> None:
+        logger.warning("stopping: %d open streams are ended", self._open)
+        self._settled.clear()
+        for protocol in list(self.connections):
+            try:
+                if isinstance(protocol, Exchange):
+                    protocol.shut_down()
+            except Exception:  # of one stream
+                logger.exception("a stream could not be ended well")
+        await self._settle(HURRIED_SECONDS if self._hurried else ENDING_SECONDS)
+        for channel in [*self.channels, *self._websockets]:
+            channel.transport.abortConnection()
+        await self._settle(HURRIED_SECONDS)
+        left = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
+        for application in left:
+            application.cancel()
+        if left:
+            await asyncio.wait(left, timeout=HURRIED_SECONDS)
+
+    async def _end_own_tasks(self) -> None:
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    @property
+    def _open(self) -> int:
+        """Connections, and applications that have lost theirs."""
+        others = [
+            protocol
+            for protocol, details in self.connections.items()
+            if "disconnected" in details or not isinstance(protocol, Exchange)
+        ]
+        return len(self.channels) + len(others)
+
+    def _note_end(self) -> None:
+        if self.is_stopping and not self.channels and not self.connections:
+            self._settled.set()
+
+    async def _settle(self, seconds: float) -> None:
+        self._note_end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._settled.wait()
+
+
+def _log_errors_of_twisted() -> None:
+    errors: Any = LogLevelFilterPredicate(LogLevel.error)
+    logged: Any = STDLibLogObserver("twisted")
+    chosen: Any = FilteringLogObserver(logged, [errors])
+    globalLogBeginner.beginLoggingTo([chosen], redirectStandardIO=False, discardBuffer=True)
+
+
+def _exit_within(seconds: float, status: int) -> None:
+    def watch() -> None:
+        time.sleep(seconds)
+        os._exit(status)
+
+    threading.Thread(target=watch, name="exit", daemon=True).start()

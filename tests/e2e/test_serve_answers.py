@@ -1,0 +1,239 @@
+"""What `manage.py serve` does with answers that break off, applications that fail, and bodies that are too large."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.client import Stream, call
+from tests.harness.gateway import ROOT, TROUBLE, Gateway, environment, migrated_database
+from tests.harness.upstream import Cut, Reply, Reset, Send, Upstream, json_reply
+
+PATIENCE = 60.0
+MB = 2**20
+
+
+@pytest.fixture(scope="module")
+def one(session_upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    directory = tmp_path_factory.mktemp("gateway")
+    template = migrated_database(directory / "template.sqlite3")
+    settings = {
+        "DOWNSTREAM_URL": session_upstream.url,
+        "MAX_REQUEST_BODY_MB": "2",
+        "MAX_CONTINUATION_BODY_MB": "1",
+    }
+    gateway = Gateway(settings, template, directory, "serve")
+    yield gateway
+    assert gateway.stop(PATIENCE) == 0
+    assert not TROUBLE.search(gateway.log), gateway.log
+
+
+def raw(port: int, request: bytes) -> tuple[bytes, bool]:
+    """All that comes back, and whether the connection was reset."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(request)
+        try:
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionResetError:
+            return received, True
+    return received, False
+
+
+# -- answers that break off ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [Cut(), Reset()])
+@pytest.mark.parametrize("framing", ["chunked", "length"])
+def test_a_passed_through_answer_that_breaks_off_is_broken_off(
+    one: Gateway, upstream: Upstream, end: Cut | Reset, framing: str
+) -> None:
+    upstream.script(Reply([Send(b"part"), end], framing=framing, length=9))  # type: ignore[arg-type]
+    answer = call(one.port, "GET", "/v1/x")
+    assert answer.status == 200
+    assert answer.body == b"part"
+    assert not answer.complete
+
+
+def test_a_client_that_speaks_http_1_0_can_tell_too(one: Gateway, upstream: Upstream) -> None:
+    """It takes the end of the connection for the end of the answer, unless it is a reset."""
+    upstream.script(Reply([Send(b"part"), Cut()]), Reply([Send(b"whole")]))
+    received, was_reset = raw(one.port, b"GET /v1/x HTTP/1.0\r\n\r\n")
+    assert received.endswith(b"\r\n\r\npart")
+    assert was_reset
+    received, was_reset = raw(one.port, b"GET /v1/x HTTP/1.0\r\n\r\n")
+    assert received.endswith(b"\r\n\r\nwhole")
+    assert not was_reset
+
+
+# -- applications that fail ------------------------------------------------------------------------
+
+APPLICATION = """
+    import asyncio, os, sys
+    import django
+    os.environ["DJANGO_SETTINGS_MODULE"] = "gatewaysite.settings"
+    django.setup()
+    from gatewaysite.serving import Limits, Listener, Server
+
+    STARTED = {"type": "http.response.start", "status": 200, "headers": []}
+
+    async def application(scope, receive, send):
+        match scope["path"]:
+            case "/before":
+                raise ValueError("before the answer")
+            case "/after":
+                await send(STARTED)
+                await send({"type": "http.response.body", "body": b"part", "more_body": True})
+                raise ValueError("after the start of the answer")
+            case "/given-up":
+                await send(STARTED)
+                await send({"type": "http.response.body", "body": b"part", "more_body": True})
+            case "/wrong":
+                await send(STARTED | {"headers": [("no bytes", b"x")]})
+            case "/deaf":
+                while True:
+                    try:
+                        await asyncio.sleep(3600)
+                    except asyncio.CancelledError:
+                        print("cancelled", flush=True)
+                        raise
+            case "/big":
+                await send(STARTED)
+                await send({"type": "http.response.body", "body": bytes(8 * 2**20)})
+            case _:
+                await send(STARTED)
+                await send({"type": "http.response.body", "body": b"fine"})
+
+    listener = Listener("127.0.0.1", int(sys.argv[1]))
+    server = Server(application, listener, Limits(body=2**20, patience=0.2, stall=1.5))
+    server.application_close_timeout = 1
+    sys.exit(server.run())
+"""
+
+
+class Served:
+    def __init__(self, port: int, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.port, self.process, self._log = port, process, log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_for(self, words: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while words not in self.log:
+            assert time.monotonic() < until, self.log
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Served]:
+    """A server of applications that do what they should not."""
+    from tests.harness.gateway import free_port
+
+    log, port = tmp_path / "log", free_port()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(APPLICATION), str(port)],
+            cwd=ROOT,
+            env=environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, tmp_path / "none.sqlite3"),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    served = Served(port, process, log)
+    served.wait_for("serving on")
+    yield served
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0, served.log
+
+
+def test_an_exception_before_the_answer_is_a_500_in_json(failing: Served) -> None:
+    answer = call(failing.port, "GET", "/before")
+    assert answer.status == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "ValueError: before the answer" in failing.log
+
+
+@pytest.mark.parametrize("path", ["/after", "/given-up"])
+def test_an_answer_that_its_application_leaves_is_broken_off_at_once(failing: Served, path: str) -> None:
+    begun = time.monotonic()
+    for _ in range(3):
+        answer = call(failing.port, "GET", path)
+        assert (answer.status, answer.body, answer.complete) == (200, b"part", False)
+    assert time.monotonic() - begun < 2.0
+    assert failing.log.count("ValueError: after the start of the answer") == (3 if path == "/after" else 0)
+
+
+def test_a_header_that_is_none_is_a_500(failing: Served) -> None:
+    assert call(failing.port, "GET", "/wrong").status == 500
+
+
+def test_housekeeping_goes_on_after_all_that(failing: Served) -> None:
+    """It is what cancels an application that does not hear that its client has gone."""
+    for path in ("/after", "/wrong", "/before", "/given-up"):
+        call(failing.port, "GET", path)
+    Stream(failing.port, "GET", "/deaf").drop()
+    failing.wait_for("cancelled")
+    assert call(failing.port, "GET", "/fine").body == b"fine"
+
+
+def test_a_client_that_does_not_take_the_end_of_its_answer_is_dropped(failing: Served) -> None:
+    """Its application has ended by then: nobody else would look after it."""
+    with Stream(failing.port, "GET", "/big", timeout=PATIENCE) as stream:
+        failing.wait_for("its client took nothing for 1.5 s")
+        assert not stream.read_rest().complete
+        assert stream.reset
+
+
+# -- bodies that are too large ---------------------------------------------------------------------
+
+
+def refusal(one: Gateway, head: str, body: bytes = b"") -> bytes:
+    """The headers of the answer to a request of which no more than this is sent."""
+    with socket.create_connection(("127.0.0.1", one.port), timeout=PATIENCE) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        received = b""
+        while data := connection.recv(65536):  # to its end: the server has closed its side
+            received += data
+    first, _, rest = received.partition(b"\r\n")
+    assert first == b"HTTP/1.1 413 Request Entity Too Large"
+    headers, _, answer = rest.partition(b"\r\n\r\n")
+    assert b"connection: close" in headers.lower()
+    error = json.loads(answer)["error"]
+    assert error["code"] == "request_too_large"
+    assert error["message"] == "The request body is larger than 2 MB."
+    return headers
+
+
+HEAD = "POST /v1/chat/completions HTTP/1.1\nHost: here\nX-Request-Id: mine"
+
+
+def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(
+    one: Gateway, upstream: Upstream
+) -> None:
+    upstream.script()
+    assert b"X-Request-Id: mine" in refusal(one, f"{HEAD}\nContent-Length: {2 * MB + 1}")
+    refusal(one, f"{HEAD}\nContent-Length: {2**60}\nExpect: 100-continue")
+    assert upstream.requests == []
+
+
+def test_a_chunked_body_is_refused_when_it_has_become_too_large(one: Gateway, upstream: Upstream) -> None:
+    upstream.script()
+    refusal(one, f"{HEAD}\nTransfer-Encoding: chunked", b"%x\r\n%b\r\n" % (3 * MB, bytes(3 * MB)))
+    assert upstream.requests == []
+
+
+def test_a_client_that_sends_all_of_it_first_can_read_the_answer(one: Gateway, upstream: Upstream) -> None:
+    upstream.script(json_reply({"ok": True}))
+    answer = call(one.port, "POST", "/v1/x", body=bytes(40 * MB))
+    assert answer.status == 413
+    assert call(one.port, "POST", "/v1/x", body=bytes(2 * MB)).status == 200

@@ -1,0 +1,223 @@
+"""Clients that do not keep up, under `manage.py serve`: they slow their own stream, and cost little."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.asking import body
+from tests.harness.client import Stream, one_whole_answer, request_id
+from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.shapes import VLLM, ended, joined, started
+from tests.harness.upstream import Reply, Step, Upstream
+
+PATIENCE = 60.0
+MB = 2**20
+PIECE = "word " * 3200  # 16 kB
+GUARDED: list[tuple[str, str]] = []
+PASSED = [("X-Continuation", "off")]
+BOTH = pytest.mark.parametrize("headers", [GUARDED, PASSED], ids=["guarded", "passed-through"])
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
+
+
+@pytest.fixture(scope="module")
+def fleet_of_serve(
+    template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Gateway]]:
+    running: dict[frozenset[tuple[str, str]], Gateway] = {}
+
+    def start(**settings: str) -> Gateway:
+        key = frozenset(settings.items())
+        if key not in running:
+            running[key] = Gateway(settings, template, tmp_path_factory.mktemp("gateway"), "serve")
+        return running[key]
+
+    yield start
+    for one in running.values():
+        one.terminate()
+    assert {one.wait(PATIENCE) for one in running.values()} == {0}
+
+
+@pytest.fixture
+def serving(upstream: Upstream, fleet_of_serve: Callable[..., Gateway]) -> Iterator[Callable[..., Gateway]]:
+    used: list[Gateway] = []
+
+    def running(**settings: str) -> Gateway:
+        one = fleet_of_serve(DOWNSTREAM_URL=upstream.url, CONTINUATION_MODEL="house-model", **settings)
+        one.new_log()
+        used.append(one)
+        return one
+
+    yield running
+    for one in used:
+        assert one.is_running(), one.log
+        text = one.new_log()
+        assert not TROUBLE.search(text), text
+
+
+class Narrow(Stream):
+    """A client with little room of its own, so that what it does not read is soon felt."""
+
+    def _send(self, *request: Any) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        super()._send(*request)
+
+    def read_some(self, size: int) -> int:
+        """Straight from the socket; how much came."""
+        return len(self._socket.recv(size))
+
+
+def chat(to: Gateway, headers: list[tuple[str, str]], kind: type[Stream] = Narrow) -> Any:
+    own = [("Content-Type", "application/json"), ("X-Request-Id", request_id()), *headers]
+    sent = json.dumps(body()).encode()
+    return kind(to.port, "POST", "/v1/chat/completions", own, sent, PATIENCE)
+
+
+class Flood(list[Step]):
+    """Steps of a reply, and how many of them the upstream has come to."""
+
+    taken = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        for step in super().__iter__():
+            self.taken += 1
+            yield step
+
+    def wait_until_held_up(self) -> None:
+        """Until nothing has moved for a while: everything between the upstream and the client is full."""
+        since, seen, until = time.monotonic(), 0, time.monotonic() + PATIENCE
+        while not self.taken or time.monotonic() - since < 1.0:
+            if self.taken != seen:
+                since, seen = time.monotonic(), self.taken
+            assert time.monotonic() < until, f"still flowing: {self.taken} of {len(self)}"
+            time.sleep(0.05)
+        assert self.taken < len(self), "the upstream could send all that it had"
+
+
+def flood(megabytes: int) -> Flood:
+    """An answer of so many megabytes, with its ending."""
+    return Flood([*started(VLLM), *[VLLM.content(PIECE)] * (megabytes * MB // len(PIECE)), *ended(VLLM)])
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_client_that_never_reads_costs_little_memory(
+    serving: Callable[..., Gateway], upstream: Upstream, headers: list[tuple[str, str]]
+) -> None:
+    one, answer = serving(), flood(200)
+    upstream.script(Reply([*started(VLLM, [], ["warm"]), *ended(VLLM)]), Reply(answer))
+    with chat(one, headers) as warming:
+        warming.read_rest()
+    before = one.memory_bytes()
+    with chat(one, headers) as stream:
+        answer.wait_until_held_up()
+        cost = one.memory_bytes() - before
+        assert cost < 32 * MB, f"{cost / MB:.1f} MB"
+        stream.drop()
+    upstream.wait_until_idle()
+
+
+def test_while_the_client_is_blocked_no_comments_pile_up(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    one, answer = serving(KEEPALIVE_SECONDS="0.05"), flood(20)
+    upstream.script(Reply(answer))
+    with chat(one, GUARDED) as stream:
+        answer.wait_until_held_up()
+        time.sleep(1.0)  # twenty comments would be due
+        whole = stream.read_rest().body
+    assert whole.count(b": keepalive") <= 3
+    assert whole.replace(b": keepalive\n", b"") == joined(list(answer))  # type: ignore[arg-type]
+
+
+# -- what is slowed, and what is not ---------------------------------------------------------------
+
+
+def test_a_slow_reader_never_trips_the_idle_clock_and_gets_the_whole_answer(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    """A leg 2 would be beyond the script."""
+    one, answer = serving(STALL_IDLE_TIMEOUT_SECONDS="0.5"), flood(20)
+    upstream.script(Reply(answer))
+    with chat(one, GUARDED) as stream:
+        answer.wait_until_held_up()
+        time.sleep(1.0)
+        content = PIECE * (len(answer) - 3)
+        one_whole_answer(stream.read_rest(), reasoning="", content=content, like=VLLM)
+
+
+@BOTH
+def test_a_blocked_client_delays_no_other_stream(
+    serving: Callable[..., Gateway], upstream: Upstream, headers: list[tuple[str, str]]
+) -> None:
+    one, answer = serving(), flood(50)
+    quick = Reply([*started(VLLM, [], ["quick"]), *ended(VLLM)])
+    upstream.script(Reply(answer), *[quick] * 20)
+    with chat(one, headers):
+        answer.wait_until_held_up()
+        begun = time.monotonic()
+        for _ in range(20):
+            with chat(one, headers, Stream) as other:
+                one_whole_answer(other.read_rest(), reasoning="", content="quick", like=VLLM)
+        assert time.monotonic() - begun < 5.0
+
+
+# -- clients that leave, or are given up -----------------------------------------------------------
+
+
+@BOTH
+def test_a_client_that_leaves_while_sending_is_blocked_is_noticed_at_once(
+    serving: Callable[..., Gateway], upstream: Upstream, headers: list[tuple[str, str]]
+) -> None:
+    one, answer = serving(), flood(200)
+    upstream.script(Reply(answer))
+    with chat(one, headers) as stream:
+        answer.wait_until_held_up()
+        (connection,) = upstream.busy
+        left = stream.drop()
+        assert connection.wait_closed_by_peer(PATIENCE) - left < 1.0
+    if headers == GUARDED:
+        assert one.event(stream.request_id)["outcome"] == "client_gone"
+
+
+STALL = {"CLIENT_STALL_TIMEOUT_SECONDS": "1.5"}
+
+
+@BOTH
+def test_a_client_that_takes_nothing_is_dropped_and_downstream_released(
+    serving: Callable[..., Gateway], upstream: Upstream, headers: list[tuple[str, str]]
+) -> None:
+    one, answer = serving(**STALL), flood(200)
+    upstream.script(Reply(answer))
+    with chat(one, headers) as stream:
+        answer.wait_until_held_up()
+        upstream.wait_until_idle(PATIENCE)
+        assert not stream.read_rest().complete
+        assert stream.reset
+    assert f"request {stream.request_id}: dropped, its client took nothing for 1.5 s" in one.new_log()
+    if headers == GUARDED:
+        assert one.event(stream.request_id)["outcome"] == "client_gone"
+
+
+def test_a_client_that_takes_a_little_now_and_then_is_not_dropped(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    one, answer = serving(**STALL), flood(20)
+    upstream.script(Reply(answer))
+    with chat(one, GUARDED) as stream:
+        answer.wait_until_held_up()
+        for _ in range(10):
+            time.sleep(0.5)
+            assert stream.read_some(64 * 1024)
+        assert upstream.busy
+        assert "took nothing" not in one.new_log()
