@@ -21,7 +21,7 @@ from continuation.drill.caller import Caller
 from continuation.drill.flights import Flight
 from continuation.drill.injector import CHAT, Injector
 from continuation.drill.judging import Finding, Outcome, judge
-from continuation.drill.ledger import Ledger
+from continuation.drill.ledger import Ledger, Row
 from continuation.drill.plans import STALLS, Planner, Reference
 from continuation.drill.questions import QUESTIONS, body_of
 from continuation.drill.reading import read
@@ -65,18 +65,22 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A stream, or the gateway as a whole (number None), that was not as it should be."""
+    """A stream, or the gateway as a whole (number None), that was not as it should be. noted: about its legs."""
 
     number: int | None
     kind: str
     request_id: str
     place: str
     troubles: tuple[str, ...]
+    noted: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Result:
-    """tally: outcomes by kind. left_out: questions that could not be used, and why. before, after: idle processes."""
+    """tally: outcomes by kind. left_out: questions that could not be used, and why.
+
+    rows: audit rows of the streams that are wrong, by number. audited: how many rows were compared.
+    """
 
     choices: Choices
     server: str = ""
@@ -85,6 +89,7 @@ class Result:
     wrong_count: int = 0
     samples: list[Sample] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    rows: dict[int, Row] = field(default_factory=dict)
     audited: int | None = None
     seconds: float = 0.0
     stopped: bool = False
@@ -310,7 +315,7 @@ class Campaign:
         plan, heard = flight.plan, flight.heard
         self._result.note(plan.kind, finding.outcome)
         if finding.troubles:
-            self._wrong(plan.number, finding.troubles)
+            self._wrong(plan.number, finding.troubles, tuple(leg.noted for leg in flight.legs))
         if self._ledger is not None:
             judged = bool(finding.troubles)
             self._ledger.expect(flight.request_id, plan.number, finding.due.row, judged=judged)
@@ -321,13 +326,13 @@ class Campaign:
         for latencies in (self._latencies, self._over_all):
             latencies.add(None if slow else first, () if slow or stalled else heard.gaps, seam)
 
-    def _wrong(self, number: int | None, troubles: tuple[str, ...]) -> None:
+    def _wrong(self, number: int | None, troubles: tuple[str, ...], noted: tuple[str, ...] = ()) -> None:
         if number is None:
             self._result.add(Wrong(None, "", "", "", troubles))
             return
         plan = self._planner.plan(number)
         request_id = f"drill-{self._choices.seed}-{number}"
-        self._result.add(Wrong(number, plan.kind, request_id, plan.place, troubles))
+        self._result.add(Wrong(number, plan.kind, request_id, plan.place, troubles, noted))
 
     # -- audit and log -----------------------------------------------------------------------------
 
@@ -371,7 +376,7 @@ class Campaign:
                 break
             await asyncio.sleep(_SETTLE_PAUSE_SECONDS)
         await self._compare(ledger, final=True)
-        self._result.audited = ledger.matched
+        self._result.audited, self._result.rows = ledger.matched, ledger.of_wrong
 
     def _look_into_the_log(self) -> None:
         gateway = self._on.gateway

@@ -37,6 +37,14 @@ class Leg:
     silence: float = 0.0
     left_at: float | None = None
 
+    @property
+    def noted(self) -> str:
+        """In words, for a report of what went wrong."""
+        told = f"leg {self.number}: status {self.status}, {len(self.events)} events, {self.ended or 'open'}"
+        return (
+            f"{told}, fault {'struck' if self.struck else 'not struck'}, longest silence {self.silence:.1f} s"
+        )
+
     def leave(self) -> None:
         self.ended = "left"
         self.left_at = time.monotonic()
@@ -95,6 +103,6 @@ class Flight:
 
     @property
     def client_has_leg1(self) -> bool:
-        """Whether all that was handed on has arrived; a BOM is dropped on the way."""
+        """Whether all that was handed on has arrived, headers included; a BOM is dropped on the way."""
         leg = self.leg1
-        return leg is None or len(self.heard.raw) + 3 >= len(leg.raw)
+        return leg is None or (self.heard.status != 0 and len(self.heard.raw) + 3 >= len(leg.raw))

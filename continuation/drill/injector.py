@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from continuation.drill.flights import HEADER, Flight, Leg
-from continuation.drill.plans import PLAIN, STALLS, TELLING_CHARS, Framing, Plan, Strike
+from continuation.drill.plans import ERROR, PLAIN, STALLS, TELLING_CHARS, Framing, Plan, Strike
 from continuation.drill.reading import has_finish, read
 from continuation.drill.wire import BROKEN, LAST_CHUNK, Address, Connection, Head, chunk, head_bytes, until
 
@@ -221,10 +221,12 @@ class Exchange:
 
     async def _hand(self, event: bytes) -> None:
         leg, framing = self._leg, self._framing
-        now = time.monotonic()
-        leg.silence = max(leg.silence, now - self._handed_at)
         data = framing.dress(event, self._rng, first=not leg.events)
+        ready_at = time.monotonic()
         await self._write(data)
+        # Where the client is slow on purpose, the time that a write takes is the client's.
+        known_at = ready_at if framing.padding else time.monotonic()
+        leg.silence = max(leg.silence, known_at - self._handed_at)
         if not self._is_over:
             leg.events.append(event)
             leg.raw += data
@@ -312,11 +314,14 @@ class Exchange:
         return await self._hold()
 
     async def _reset(self, strike: Strike, coming: bytes) -> bool:
-        """Only when all has arrived at the client: a reset takes away what has not been read yet."""
-        if self._leg.number == 1:
-            await until(lambda: self._flight.client_has_leg1, PATIENCE)
+        await self._until_read()
         self._gateway.reset()
         return self._broken()
+
+    async def _until_read(self) -> None:
+        """Until all has arrived at the client, for some faults take away what the gateway has not read yet."""
+        if self._leg.number == 1:
+            await until(lambda: self._flight.client_has_leg1, PATIENCE)
 
     async def _disconnect(self, strike: Strike, coming: bytes) -> bool:
         self._gateway.close()
@@ -331,6 +336,7 @@ class Exchange:
 
     async def _broken_framing(self, strike: Strike, coming: bytes) -> bool:
         self._leg.ended = "broken"
+        await self._until_read()
         await self._gateway.send(b"many\r\n" + coming + b"\r\n")
         if await self._gateway.wait_until_left(PATIENCE):
             self._leg.left_at = time.monotonic()
@@ -423,7 +429,6 @@ _IDENTITY: dict[str, Any] = {
     "created": 1,
     "model": "drill",
 }
-ERROR = "The drill has broken the engine."
 _NO_PLAN = Plan(-1, "none", 0)
 
 

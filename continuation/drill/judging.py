@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from continuation.drill.flights import Flight, Leg
-from continuation.drill.injector import ERROR
-from continuation.drill.plans import STALLS, Reference, Strike
-from continuation.drill.reading import BOM, JSON, Told, first_difference, read
+from continuation.drill.plans import ERROR, STALLS, Reference, Strike
+from continuation.drill.reading import BOM, JSON, Told, difference, read, text_difference
 
 # The gateway's words for how leg 1 died, by fault.
 FAILURES: Mapping[str, str] = {
@@ -127,7 +126,9 @@ def _due_to_stream(flight: Flight, leg1: Leg, failure: str) -> Due:
     reason = _leg2_reason(flight, told)
     row = {"decision": "continue", "reason": reason, "failure": failure, **chars}
     row |= {"outcome": "failed" if reason else "rescued"}
-    if flight.leg2 is not None and flight.leg2.status:
+    if flight.plan.leg2 and flight.plan.leg2.name == "broken_framing":
+        del row["reason"]  # if the bad chunk comes in one read with the headers, these are lost with it
+    elif flight.leg2 is not None and flight.leg2.status:
         row |= {"leg2_status": flight.leg2.status}
     return Due(Outcome.FAILED if reason else Outcome.RESCUED, 2, failure, reason, row)
 
@@ -186,9 +187,9 @@ def _requests(flight: Flight, due: Due) -> Iterator[str]:
         and flight.plan.kind == "client_garbage"
         and strike.how in ("not_http", "half_head", "half_body")
     ):
-        yield first_difference("requests that reached the engine", [], numbers)
+        yield difference("requests that reached the engine", [], numbers)
         return
-    yield first_difference("requests that reached the engine", [1, 2][: due.legs], numbers)
+    yield difference("requests that reached the engine", [1, 2][: due.legs], numbers)
     leg1 = flight.leg1
     if leg1 and flight.sent != leg1.sent and b'"return_token_ids"' not in leg1.sent:
         yield "leg 1 was asked for with another body than the client's"
@@ -212,10 +213,10 @@ def _passed_on(flight: Flight) -> Iterator[str]:
     if leg.status == 0:
         yield from _undelivered(flight)
         return
-    yield first_difference("status", leg.status, heard.status)
+    yield difference("status", leg.status, heard.status)
     yield _bytes_difference(bytes(leg.body), bytes(heard.raw))
     clean = leg.ended == "clean"
-    yield first_difference("end", "clean" if clean else "broken", heard.ended)
+    yield difference("end", "clean" if clean else "broken", heard.ended)
     opted_out = flight.plan.kind == "client_opts_out"
     guarded = flight.plan.kind not in ("client_passes", "client_garbage")
     how = strike.how if strike else ""
@@ -225,16 +226,16 @@ def _passed_on(flight: Flight) -> Iterator[str]:
 
 def _undelivered(flight: Flight) -> Iterator[str]:
     heard = flight.heard
-    yield first_difference("status", 502, heard.status)
-    yield first_difference("end", "clean", heard.ended)
+    yield difference("status", 502, heard.status)
+    yield difference("end", "clean", heard.ended)
     if b'"downstream_unreachable"' not in heard.raw:
         yield f"an undelivered request was answered with {bytes(heard.raw[:100])!r}"
 
 
 def _headers(flight: Flight, note: str) -> Iterator[str]:
     fields = flight.heard.fields
-    yield first_difference("X-Request-Id", flight.request_id, fields.get("x-request-id", ""))
-    yield first_difference("X-Continuation", note, fields.get("x-continuation", ""))
+    yield difference("X-Request-Id", flight.request_id, fields.get("x-request-id", ""))
+    yield difference("X-Continuation", note, fields.get("x-continuation", ""))
 
 
 def _bytes_difference(want: bytes, got: bytes) -> str:
@@ -248,10 +249,10 @@ def _bytes_difference(want: bytes, got: bytes) -> str:
 def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
     heard, leg1 = flight.heard, flight.leg1
     assert leg1
-    yield first_difference("status", 200, heard.status)
-    yield first_difference("end", "clean", heard.ended) + (f" {heard.trouble}" if heard.trouble else "")
+    yield difference("status", 200, heard.status)
+    yield difference("end", "clean", heard.ended) + (f" {heard.trouble}" if heard.trouble else "")
     yield from _headers(flight, "guarded")
-    yield first_difference("Cache-Control", "no-cache", heard.fields.get("cache-control", ""))
+    yield difference("Cache-Control", "no-cache", heard.fields.get("cache-control", ""))
     told, raw = read(bytes(heard.raw)), bytes(heard.raw)
     yield from _form(told)
     kept = bytes(leg1.raw).removeprefix(BOM)
@@ -289,14 +290,14 @@ def _form(told: Told) -> Iterator[str]:
 def _failed(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterator[str]:
     before = read(bytes(flight.leg1.raw if flight.leg1 else b""))
     if due.legs == 1:
-        yield first_difference("what was said before the end", before.said, told.said)
+        yield difference("what was said before the end", before.said, told.said)
     else:
         for name in ("reasoning", "content"):
             said, whole = getattr(told, name), getattr(reference.told, name)
             if not said.startswith(getattr(before, name)):
-                yield first_difference(f"{name} of leg 1", getattr(before, name), said)
+                yield text_difference(f"{name} of leg 1", getattr(before, name), said)
             if not whole.startswith(said):
-                yield first_difference(name, whole, said)
+                yield text_difference(name, whole, said)
     if told.dones or told.finishes:
         yield f"it failed, and yet: finish_reason {told.finishes}, [DONE] {told.dones} times"
     if len(told.errors) != 1 or told.kinds[-1:] != ["error"]:
@@ -318,13 +319,13 @@ def _finished(flight: Flight, reference: Reference, due: Due, told: Told) -> Ite
     want, strike = reference.told, flight.plan.leg2
     if due.legs == 2 and strike and strike.name == "empty_stop":
         before = read(bytes(flight.leg1.raw if flight.leg1 else b""))
-        yield first_difference("what was said", (*before.said[:3], ["stop"]), told.said)
+        yield difference("what was said", (*before.said[:3], ["stop"]), told.said)
     else:
-        yield first_difference("reasoning", want.reasoning, told.reasoning)
-        yield first_difference("content", want.content, told.content)
-        yield first_difference("tool calls and finish_reason", want.said[2:], told.said[2:])
-        yield first_difference("roles", want.roles, told.roles)
-    yield first_difference("errors", [], told.errors)
+        yield text_difference("reasoning", want.reasoning, told.reasoning)
+        yield text_difference("content", want.content, told.content)
+        yield difference("tool calls and finish_reason", want.said[2:], told.said[2:])
+        yield difference("roles", want.roles, told.roles)
+    yield difference("errors", [], told.errors)
     if told.dones != 1 or told.kinds[-1] != "done":
         yield f"[DONE] {told.dones} times, the last event is {told.kinds[-1:]}"
     yield from _usage(flight, reference, due, told)
@@ -343,7 +344,7 @@ def _usage(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterat
     if got[0] + got[1] != got[2]:
         yield f"a total that is no sum: {told.usages[0]}"
     if due.outcome is Outcome.WHOLE:
-        yield first_difference("usage", want, got)
+        yield difference("usage", want, got)
     elif due.outcome is Outcome.RESCUED and wanted == "running" and not _is_empty_stop(flight):
         yield _exact_usage(want, got)
 

@@ -14,7 +14,7 @@ from continuation.models import ContinuationEvent
 
 COLUMNS = (
     *("request_id", "outcome", "failure", "decision", "reason"),
-    *("reasoning_chars", "content_chars", "leg2_status"),
+    *("reasoning_chars", "content_chars", "leg2_status", "leg2_message", "idle_seconds"),
 )
 # So long after its stream's end a row may still come: they are written in batches, behind the streams.
 PATIENCE = 60.0
@@ -36,11 +36,15 @@ class Expected:
 
 @dataclass(slots=True)
 class Ledger:
-    """Rows and streams meet here in either order; troubles are (number of the stream, what is wrong)."""
+    """Rows and streams meet here in either order; troubles are (number of the stream, what is wrong).
+
+    of_wrong: rows of the streams that were wrong already, by number, for whoever looks for the cause.
+    """
 
     database: Path
     expected: dict[str, Expected] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
+    of_wrong: dict[int, Row] = field(default_factory=dict)
     matched: int = 0
     _last_id: int = 0
 
@@ -70,7 +74,11 @@ class Ledger:
         for request_id in [each for each in self.rows if each in self.expected]:
             expected = self.expected.pop(request_id)
             self.matched += 1
-            yield from _compared(self.rows.pop(request_id), expected)
+            row = self.rows.pop(request_id)
+            if expected.judged:
+                self.of_wrong[expected.number] = row
+            else:
+                yield from _compared(row, expected)
         yield from self._overdue(final)
 
     def _overdue(self, final: bool) -> Iterator[tuple[int | None, str]]:
@@ -90,12 +98,14 @@ class Ledger:
         return any(expected.row is not None and not expected.judged for expected in self.expected.values())
 
 
+def in_words(row: Row) -> str:
+    told = (f"{name} {value}" for name, value in row.items() if value is not None and name != "request_id")
+    return ", ".join(told)
+
+
 def _compared(row: Row, expected: Expected) -> Iterator[tuple[int | None, str]]:
-    if expected.judged:
-        return
     if expected.row is None:
-        said = {name: value for name, value in row.items() if value and name != "request_id"}
-        yield expected.number, f"an audit row for a stream that needed none: {said}"
+        yield expected.number, f"an audit row for a stream that needed none: {in_words(row)}"
         return
     wrong = {name: (due, row[name]) for name, due in expected.row.items() if row[name] != due}
     if wrong:

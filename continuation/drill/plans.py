@@ -23,6 +23,8 @@ STALLS = ("stall", "stall_with_pings")
 # A restarted answer is known for one after so many characters of the partial, or all of it.
 TELLING_CHARS = 40
 PADDING_BYTES = 2**16
+# What the error events say that are put into an answer.
+ERROR = "The drill has broken the engine."
 _EOLS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}
 
 
@@ -199,7 +201,7 @@ def _framing(rng: Random) -> Framing:
         space=rng.random() < 0.7,
         bom=rng.random() < 0.3,
         comments=rng.choice((0.0, 0.3)),
-        pieces=rng.choice((0, 0, 7, 60)),
+        pieces=rng.choice((0, 0, 30, 150)),
     )
 
 

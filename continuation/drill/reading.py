@@ -151,12 +151,15 @@ def has_finish(event: bytes) -> bool:
     return _FINISH.search(event) is not None
 
 
-def first_difference(what: str, want: Any, got: Any) -> str:
-    """One line; "" if they are equal. Of texts, the place where they part."""
+def difference(what: str, want: Any, got: Any) -> str:
+    """One line; "" if they are equal."""
+    return "" if want == got else f"{what}: wanted {want!r:.160}, got {got!r:.160}"
+
+
+def text_difference(what: str, want: str, got: str) -> str:
+    """One line that says where two texts part; "" if they are equal."""
     if want == got:
         return ""
-    if not (isinstance(want, str) and isinstance(got, str)):
-        return f"{what}: wanted {want!r:.160}, got {got!r:.160}"
     pairs = enumerate(zip(want, got, strict=False))
     at = next((place for place, (one, other) in pairs if one != other), min(len(want), len(got)))
     before = want[max(0, at - 16) : at]

@@ -10,6 +10,7 @@ from continuation.demo.screen import BOLD, DIM, GREEN, RED, Screen
 from continuation.drill.campaign import WRONG_SHOWN, Result, Wrong
 from continuation.drill.judging import Outcome
 from continuation.drill.kinds import KINDS
+from continuation.drill.ledger import in_words
 from continuation.drill.sampling import TOLERANCE, Rates
 
 BAR = 24
@@ -118,6 +119,13 @@ def _show_wrong(wrong: Wrong, result: Result, screen: Screen) -> None:
         screen.words(f"  {wrong.place}; again: --seed {result.choices.seed} --only {wrong.number}", DIM)
     for trouble in wrong.troubles[:_TROUBLES_SHOWN]:
         screen.words(f"  {trouble}")
+    for noted in _notes(wrong, result):
+        screen.words(f"  {noted}", DIM)
+
+
+def _notes(wrong: Wrong, result: Result) -> list[str]:
+    row = result.rows.get(wrong.number) if wrong.number is not None else None
+    return [*wrong.noted, *([f"audit row: {in_words(row)}"] if row else [])]
 
 
 def _left_out(result: Result) -> list[str]:
@@ -168,7 +176,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "wrong": result.wrong_count,
         "outcomes": {str(each): result.count(each) for each in Outcome},
         "by_fault": {kind: dict(row) for kind, row in _in_order(result)},
-        "wrong_streams": [_wrong(each) for each in result.wrong[:WRONG_SHOWN]],
+        "wrong_streams": [_wrong(each, result) for each in result.wrong[:WRONG_SHOWN]],
         "left_out": result.left_out,
         "audit_rows": result.audited,
         "latency": result.latency,
@@ -181,11 +189,12 @@ def _in_order(result: Result) -> Sequence[tuple[str, Any]]:
     return [(kind, result.tally[kind]) for kind in KINDS if kind in result.tally]
 
 
-def _wrong(wrong: Wrong) -> dict[str, Any]:
+def _wrong(wrong: Wrong, result: Result) -> dict[str, Any]:
     return {
         "number": wrong.number,
         "fault": wrong.kind,
         "request_id": wrong.request_id,
         "place": wrong.place,
         "troubles": list(wrong.troubles),
+        "noted": _notes(wrong, result),
     }
