@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
@@ -195,6 +196,7 @@ class Splice:
         self._shelf = Shelf(options.buffer_limit, wanted=options.buffers)
         self._before_calls: Leg | None = None
         self._early_usage = b""
+        self._line_feed_due = False
         self._event_lost = False
         self._lost_end = b""
         self._blind = False
@@ -317,6 +319,9 @@ class Splice:
         """An unexpected exception in the gateway's own code; the caller has logged it."""
         if self.ended:
             return []
+        if self._leg1.finish or (self._rewriter is not None and self._rewriter.finish_sent):
+            with suppress(Exception):  # whatever is broken: the answer is whole
+                return self.leg_ended(Failure.DISCONNECT, now)
         self._failure = self._failure or Failure.DISCONNECT
         self._held = None
         unfinished = self._shelf.release() + (b"\n\n" if self.phase is Phase.UNFRAMED else b"")
@@ -363,6 +368,12 @@ class Splice:
             self._enter(phase)
         return _send(forward)
 
+    def _mended(self, event: Event, *, kept: bool) -> Event:
+        """A CRLF may be cut by the reads: its second half is lost where the event before was not kept as it came."""
+        raw = event.raw[1:] if self._line_feed_due and event.raw.startswith(b"\n") else event.raw
+        self._line_feed_due = not kept and raw.endswith(b"\r")
+        return event if raw is event.raw else replace(event, raw=raw)
+
     def _leg1_events(self, read: bytes) -> Iterator[Event]:
         """Also of an event that is too large, as it comes."""
         decoder = self._decoder
@@ -403,11 +414,13 @@ class Splice:
 
     def _passed_on(self, event: Event, value: Any) -> bytes:
         """What of an event goes to the client now."""
-        shown = b"".join(self._shown(event, value))
+        early = self._says_usage_alone(value) and not self._leg1.finish
+        shown = self._shown(event, value)
+        event = self._mended(event, kept=shown is event.raw and not early)
+        shown = event.raw if event.data is None else shown
         done = event.data == DONE
         if self._says_usage_alone(value):
-            self._early_usage = b"" if self._leg1.finish else shown
-            shown = shown if self._leg1.finish else b""
+            self._early_usage, shown = (shown, b"") if early else (b"", shown)
         elif done:
             shown, self._early_usage = self._early_usage + shown, b""
         return self._shelf.take(shown, finished=done or self._leg1.finish is not None)
@@ -418,15 +431,14 @@ class Splice:
             return False
         return usage_of(value) is not None and not choices(value)
 
-    def _shown(self, event: Event, value: Any) -> list[bytes]:
+    def _shown(self, event: Event, value: Any) -> bytes:
         """The bytes as received, but for what only the gateway has asked for."""
         if not self.plan.carries_ids or not isinstance(value, dict):
-            return [event.raw]
+            return event.raw
         try:
-            kept = self._unasked.shown(value)
+            return self._unasked.shown(value) or b""
         except (ValueError, RecursionError):  # too deep to be written again
-            return [event.raw]
-        return [] if kept is None else [kept]
+            return event.raw
 
     def _leg1_event(self, event: Event, now: float) -> tuple[Failure | None, Any]:
         """The failure that the event is, if it is one, and its JSON value."""
@@ -560,6 +572,7 @@ class Splice:
         return remaining_budget(self.plan.request, self._before.completion)
 
     def _continue(self, now: float) -> list[Action]:
+        self._line_feed_due = False
         self._decoder = EventDecoder(self.options.event_limit)
         self._enter(Phase.LEG2)
         opening = self._continue_tokens() if self.plan.strategy.takes_tokens else self._continue_chat()
@@ -635,6 +648,7 @@ class Splice:
 
     def _leg2_event(self, event: Event, now: float) -> tuple[list[bytes], list[Action] | None]:
         """The events to forward, and how the stream ends if it ends here."""
+        event = self._mended(event, kept=event.data is None)
         if not event.data and event.name != "error":
             return ([self._shelf2.take(event.raw, finished=False)] if event.data is None else []), None
         if event.data == DONE:

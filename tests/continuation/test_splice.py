@@ -580,6 +580,27 @@ def test_a_fault_of_our_own_leaves_leg_1_alone_and_ends_leg_2(monkeypatch: pytes
     assert play.record.reason == "internal_error"
 
 
+@pytest.mark.parametrize("leg", [1, 2])
+def test_a_fault_of_our_own_after_the_finish_takes_nothing_away(leg: int) -> None:
+    play = Play(ASKS).reads(role(), content("abcd"))
+    play = play.reads(chunk({}, "stop")) if leg == 1 else play.ends().leg2(*finished(content("b", ID2))[:3])
+    play.does(play.splice.broke(1))
+    assert len(play.whole().usages) == 1
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_a_line_end_that_the_reads_cut_in_two_goes_the_way_of_its_event(cut: int) -> None:
+    """Dropped with an event that is held back, or written anew; else forwarded."""
+    said = content("abcd").replace(b"\n", b"\r\n")
+    counted, end = (one.replace(b"\n", b"\r\n") for one in (usage(9, 1), chunk({}, "stop") + DONE))
+    stream = said + counted + end
+    at = len(said + counted) - cut
+    assert Play(ASKS).reads(stream[:at], stream[at:]).sent.startswith(Play(ASKS).reads(stream).sent)
+    again = content("b", ID2).replace(b"\n", b"\r\n")
+    legs = [Play().reads(said).ends().leg2(*cuts) for cuts in ([again], [again[:-cut], again[-cut:]])]
+    assert legs[0].sent == legs[1].sent
+
+
 def test_a_body_that_cannot_be_built_ends_the_stream() -> None:
     play = Play()
     object.__setattr__(play.plan, "body", b"{")
