@@ -1,6 +1,6 @@
-"""CPU time per forwarded chunk: the gateway under daphne, a minimal aiohttp relay, and plain byte copying.
+"""CPU time per forwarded chunk: the gateway under both servers, a minimal aiohttp relay, and plain byte copying.
 
-The three take turns in one run, so that the state of the machine is the same for all.
+They take turns in one run, so that the state of the machine is the same for all.
 
 usage: relays.py [--streams 20] [--chunks 200] [--gap 0.02] [--rounds 3]
 needs uvloop: pip install -e '.[bench]'
@@ -23,7 +23,8 @@ from statistics import median
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 60.0
-RELAYS = ("copying", "minimal", "gateway")
+RELAYS = ("copying", "minimal", "daphne", "serve")
+GATEWAYS = ("daphne", "serve")
 
 
 def free_port() -> int:
@@ -77,12 +78,13 @@ def measured(name: str, engine_port: int, env: Mapping[str, str], streams: int) 
     command: list[str | Path] = {
         "copying": [sys.executable, HERE / "copying.py", str(port), str(engine_port)],
         "minimal": [sys.executable, HERE / "minimal.py", str(port), engine],
-        "gateway": [
+        "daphne": [
             *(sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(port)),
             "gatewaysite.asgi:application",
         ],
+        "serve": [sys.executable, "manage.py", "serve", "-p", str(port)],
     }[name]
-    with process(command, port, env if name == "gateway" else None) as relay:
+    with process(command, port, env if name in GATEWAYS else None) as relay:
         load(port, 2, relay.pid)  # to warm up
         figures = load(port, streams, relay.pid)
     if figures["broken"]:
@@ -118,8 +120,9 @@ def main() -> None:
     for name in RELAYS:
         values = [figures[name] for figures in rounds]
         print(f"{name:8}  {median(values):6.1f} us of CPU per chunk   ({', '.join(map(str, values))})")
-    ratio = median(figures["gateway"] / figures["minimal"] for figures in rounds)
-    print(f"the gateway takes {ratio:.2f} times what the minimal relay takes")
+    for name in GATEWAYS:
+        ratio = median(figures[name] / figures["minimal"] for figures in rounds)
+        print(f"the gateway under {name} takes {ratio:.2f} times what the minimal relay takes")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,28 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         super().connectionLost(reason)
         self.server.channel_closed(self)
 
+    # -- writing -----------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(self._written_at_once(data))
+
+    def writeSequence(self, parts: Any) -> None:
+        self.transport.write(self._written_at_once(b"".join(parts)))
+
+    def _written_at_once(self, data: bytes) -> bytes:
+        """What is left of it after the socket has taken what it could. Twisted would first ask the event loop whether
+        the socket takes anything, which costs more than the sending."""
+        transport = self.transport
+        if (
+            transport.dataBuffer
+            or transport._tempDataLen
+            or not transport.connected
+            or transport.disconnecting
+        ):
+            return data
+        sent = transport.writeSomeData(data)
+        return data if isinstance(sent, Exception) else data[sent:]
+
     # -- what the client takes ---------------------------------------------------------------------
 
     def _notice_dead_peers(self, limit: float) -> None:

@@ -72,7 +72,9 @@ class Listener:
         self._socket: socket.socket | None = None
         if descriptor is not None:
             self._socket = socket.socket(fileno=descriptor)
-        elif not unix_socket:
+        elif unix_socket:
+            _try_out(unix_socket)
+        else:
             self._socket = _bound(host.strip("[]"), port)
 
     @property
@@ -94,6 +96,14 @@ class Listener:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+
+def _try_out(path: str) -> None:
+    """Can there be a socket file in this place? Whether one is in use is for Twisted's lock to find out."""
+    trial = f"{path}.{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as trying:
+        trying.bind(trial)
+    os.unlink(trial)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 class Gateway:
-    """A running gateway. `stop` ends it with SIGTERM, by its own pid, and gives its exit status."""
+    """A running gateway. `stop` ends it with SIGTERM, by its own pid; a second SIGTERM would not let streams end."""
 
     def __init__(
         self, settings: Mapping[str, str], template: Path, directory: Path, server: str = SERVER
@@ -134,6 +134,7 @@ class Gateway:
                 stderr=log,
             )
         self.pid = self._process.pid
+        self._asked_to_end = False
         return self._wait_until_it_answers()
 
     def _wait_until_it_answers(self) -> bool:
@@ -206,11 +207,14 @@ class Gateway:
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
         """Ask it to end, and do not wait."""
+        self._asked_to_end = True
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     def stop(self, timeout: float = 20.0) -> int:
-        self.terminate()
+        """Ask it to end, unless that has been done, and wait; its exit status."""
+        if not self._asked_to_end:
+            self.terminate()
         return self.wait(timeout)
 
     def wait(self, timeout: float = 20.0) -> int:

@@ -39,7 +39,7 @@ class Command(BaseCommand):
         try:
             listener = Listener(options["bind"], options["port"], options["unix_socket"], options["fd"])
         except OSError as trouble:
-            raise CommandError(f"cannot listen on {address}: {trouble.strerror}") from trouble
+            raise CommandError(f"cannot listen on {address}: {trouble.strerror or trouble}") from trouble
         limits = Limits(
             body=int(settings.MAX_REQUEST_BODY_MB * MB),
             patience=settings.GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS,
@@ -48,7 +48,8 @@ class Command(BaseCommand):
         server = Server(_application(), listener, limits, _access_log(options["access_log"]))
         status = server.run()
         if server.trouble is not None:
-            raise CommandError(f"cannot listen on {address}: {server.trouble}")
+            why = getattr(server.trouble, "socketError", server.trouble)
+            raise CommandError(f"cannot listen on {address}: {getattr(why, 'strerror', None) or why}")
         if status:
             sys.exit(status)
 
