@@ -420,7 +420,8 @@ class Splice:
         shown = event.raw if event.data is None else shown
         done = event.data == DONE
         if self._says_usage_alone(value):
-            self._early_usage, shown = (shown, b"") if early else (b"", shown)
+            # Its last line end may be cut by the reads, and is not waited for.
+            self._early_usage, shown = (shown.rstrip(b"\r\n") + b"\n\n", b"") if early else (b"", shown)
         elif done:
             shown, self._early_usage = self._early_usage + shown, b""
         return self._shelf.take(shown, finished=done or self._leg1.finish is not None)
