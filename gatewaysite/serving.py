@@ -254,7 +254,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         """Send, and wait while the client has more to take than is good."""
         channel = protocol.channel if isinstance(protocol, Exchange) and not protocol.is_over else None
         await super().handle_reply(protocol, message)
-        if channel is not None and channel.is_full:
+        if channel is not None and channel.is_full and not protocol.is_over:
             await channel.room()
 
     # -- housekeeping ------------------------------------------------------------------------------
@@ -262,31 +262,26 @@ class Server(DaphneServer):  # type: ignore[misc]
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(min(WATCH_SECONDS, self._limits.stall / 4))
-            for step in (self._watch_clients, self._kill_applications, self._check_timeouts):
-                try:
-                    step()
-                except Exception:  # of one connection, and not the end of what all others need
-                    logger.exception("the housekeeping of the connections failed")
+            for channel in list(self.channels):
+                _safely(self._look_after, channel)
+            for protocol in list(self.connections):
+                _safely(self._kill_if_deaf, protocol)
+            for protocol in self._websockets:
+                _safely(protocol.check_timeouts)
 
-    def _watch_clients(self) -> None:
-        now = time.monotonic()
-        for channel in list(self.channels):
-            channel.watch(now, self._limits.stall)
-            if self.is_stopping:
-                channel.close_if_idle()
+    def _look_after(self, channel: Channel) -> None:
+        channel.watch(time.monotonic(), self._limits.stall)
+        if self.is_stopping:
+            channel.close_if_idle()
 
-    def _kill_applications(self) -> None:
-        """Those that do not end although their client has gone."""
-        before = time.time() - self.application_close_timeout
-        for protocol, details in list(self.connections.items()):
-            application = details.get("application_instance")
-            if application is not None and details.get("disconnected", math.inf) < before:
-                logger.warning("the application of %r did not end and is cancelled", protocol)
-                application.cancel()
-
-    def _check_timeouts(self) -> None:
-        for protocol in self._websockets:
-            protocol.check_timeouts()
+    def _kill_if_deaf(self, protocol: Any) -> None:
+        """An application that does not end although its client has gone."""
+        details = self.connections[protocol]
+        application = details.get("application_instance")
+        gone_at = details.get("disconnected", math.inf)
+        if application is not None and time.time() - gone_at > self.application_close_timeout:
+            logger.warning("the application of %r did not end and is cancelled", protocol)
+            application.cancel()
 
     # -- stop --------------------------------------------------------------------------------------
 
@@ -322,7 +317,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         for channel in self.channels:
             channel.persistent = 0
         for protocol in self._websockets:
-            protocol.serverClose(GOING_AWAY)
+            _safely(_send_away, protocol)
         if self.channels:
             await asyncio.sleep(IDLE_SECONDS)
         for channel in list(self.channels):
@@ -343,11 +338,8 @@ class Server(DaphneServer):  # type: ignore[misc]
         logger.warning("stopping: %d open streams are ended", self._open)
         self._settled.clear()
         for protocol in list(self.connections):
-            try:
-                if isinstance(protocol, Exchange):
-                    protocol.shut_down()
-            except Exception:  # of one stream
-                logger.exception("a stream could not be ended well")
+            if isinstance(protocol, Exchange):
+                _safely(protocol.shut_down)
         await self._settle(HURRIED_SECONDS if self._hurried else ENDING_SECONDS)
         for channel in [*self.channels, *self._websockets]:
             channel.transport.abortConnection()
@@ -383,6 +375,21 @@ class Server(DaphneServer):  # type: ignore[misc]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._settled.wait()
+
+
+def _send_away(websocket: Any) -> None:
+    if websocket.state == websocket.STATE_CONNECTING:
+        websocket.serverReject()
+    else:
+        websocket.sendCloseFrame(code=GOING_AWAY)
+
+
+def _safely(step: Callable[..., None], *arguments: Any) -> None:
+    """What fails for one connection is not the end of what all others need."""
+    try:
+        step(*arguments)
+    except Exception:
+        logger.exception("a connection could not be looked after")
 
 
 def _log_errors_of_twisted() -> None:

@@ -86,6 +86,11 @@ APPLICATION = """
     STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 
     async def application(scope, receive, send):
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            print("websocket ended with", (await receive())["code"], flush=True)
+            return
         match scope["path"]:
             case "/before":
                 raise ValueError("before the answer")
@@ -192,6 +197,26 @@ def test_a_client_that_does_not_take_the_end_of_its_answer_is_dropped(failing: S
         failing.wait_for("its client took nothing for 1.5 s")
         assert not stream.read_rest().complete
         assert stream.reset
+
+
+def test_an_open_websocket_is_told_that_the_server_goes_away(failing: Served) -> None:
+    handshake = (
+        b"GET /ws HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", failing.port), timeout=PATIENCE) as connection:
+        connection.sendall(handshake)
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 101 ")
+        failing.process.send_signal(signal.SIGTERM)
+        frame = connection.recv(65536)
+        assert frame[:1] == b"\x88"  # a close
+        assert int.from_bytes(frame[2:4], "big") == 1001
+        connection.sendall(b"\x88\x82" + bytes(4) + frame[2:4])
+        failing.wait_for("websocket ended with 1001")
+    assert failing.process.wait(PATIENCE) == 0
 
 
 # -- bodies that are too large ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import Any
 
@@ -45,7 +46,10 @@ class Command(BaseCommand):
             patience=settings.GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS,
             stall=settings.CLIENT_STALL_TIMEOUT_SECONDS,
         )
-        server = Server(_application(), listener, limits, _access_log(options["access_log"]))
+        try:
+            server = Server(_application(), listener, limits, _access_log(options["access_log"]))
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
         status = server.run()
         if server.trouble is not None:
             why = getattr(server.trouble, "socketError", server.trouble)
