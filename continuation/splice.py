@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
+from itertools import chain
 from typing import Any
 
 from continuation.asking import Unasked
@@ -374,17 +375,20 @@ class Splice:
         self._line_feed_due = not kept and raw.endswith(b"\r")
         return event if raw is event.raw else replace(event, raw=raw)
 
-    def _leg1_events(self, read: bytes) -> Iterator[Event]:
+    def _leg1_events(self, read: bytes) -> Iterable[Event]:
         """Also of an event that is too large, as it comes."""
         decoder = self._decoder
-        yield from self._found_in_lost(decoder.feed(read)) if decoder.skipping else decoder.feed(read)
-        while decoder.overflowed:
+        events = self._found_in_lost(decoder.feed(read)) if decoder.skipping else decoder.feed(read)
+        return chain(events, self._events_behind_lost()) if decoder.overflowed else events
+
+    def _events_behind_lost(self) -> Iterator[Event]:
+        while self._decoder.overflowed:
             if not self._event_lost:
                 limit = self.options.event_limit
                 logger.warning("request %s: an event is larger than %d bytes", self.request_id, limit)
             self._event_lost, self._lost_end = True, b""
             yield Event(self._shelf.release())
-            yield from self._found_in_lost(decoder.skip())
+            yield from self._found_in_lost(self._decoder.skip())
 
     def _found_in_lost(self, events: list[Event]) -> list[Event]:
         """The first is a piece of the event that is too large: is the answer's finish in it?"""
@@ -414,17 +418,19 @@ class Splice:
 
     def _passed_on(self, event: Event, value: Any) -> bytes:
         """What of an event goes to the client now."""
-        early = self._says_usage_alone(value) and not self._leg1.finish
-        shown = self._shown(event, value)
-        event = self._mended(event, kept=shown is event.raw and not early)
-        shown = event.raw if event.data is None else shown
-        done = event.data == DONE
-        if self._says_usage_alone(value):
+        shown, finished = self._shown(event, value), self._leg1.finish is not None
+        alone = self._says_usage_alone(value)
+        if self._line_feed_due or shown is not event.raw or alone:
+            event = self._mended(event, kept=shown is event.raw and (finished or not alone))
+            shown = event.raw if event.data is None else shown
+        if alone and not finished:
             # Its last line end may be cut by the reads, and is not waited for.
-            self._early_usage, shown = (shown.rstrip(b"\r\n") + b"\n\n", b"") if early else (b"", shown)
-        elif done:
+            self._early_usage, shown = shown.rstrip(b"\r\n") + b"\n\n", b""
+        elif event.data == DONE:
             shown, self._early_usage = self._early_usage + shown, b""
-        return self._shelf.take(shown, finished=done or self._leg1.finish is not None)
+        elif self._early_usage and isinstance(value, dict) and usage_of(value) is not None:
+            self._early_usage = b""  # there is a newer one
+        return self._shelf.take(shown, finished=finished) if self._shelf.holding else shown
 
     def _says_usage_alone(self, value: Any) -> bool:
         """And the client, who asked for one such event, would read it as the last word."""

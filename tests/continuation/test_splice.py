@@ -403,6 +403,8 @@ def test_usage_that_comes_before_the_finish_of_a_healthy_stream_comes_after_it()
     assert Play(ASKS).reads(said, usage(9, 1), finish, DONE).sent == said + finish + usage(9, 1) + DONE
     twice = Play(ASKS).reads(usage(9, 0), said, finish, usage(9, 1), DONE)
     assert twice.sent == said + finish + usage(9, 1) + DONE
+    newer = chunk({}, "stop", usage=tokens(9, 1))
+    assert Play(ASKS).reads(usage(9, 0), said, newer, DONE).sent == said + newer + DONE
     lost = Play(ASKS).reads(said, usage(9, 1), finish).ends()
     assert lost.whole().usages == [tokens(9, 1)]
 
