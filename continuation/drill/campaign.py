@@ -59,7 +59,7 @@ class Choices:
     gateway: str = ""
     listen: int = 0
     idle_seconds: float = 4.0
-    delay_ms: float = 20.0
+    delay_ms: float = 50.0
     only: tuple[int, ...] = ()
 
 
@@ -317,7 +317,7 @@ class Campaign:
         if finding.troubles:
             self._wrong(plan.number, finding.troubles, tuple(leg.noted for leg in flight.legs))
         if self._ledger is not None:
-            judged = bool(finding.troubles)
+            judged = not finding.row_is_certain
             self._ledger.expect(flight.request_id, plan.number, finding.due.row, judged=judged)
         first = heard.first_at - heard.sent_at if heard.first_at is not None else None
         slow = plan.kind in ("late", "client_slow", "pause")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from continuation.drill.plans import Plan
+from continuation.drill.plans import STALLS, Plan
 from continuation.drill.wire import Head
 
 HEADER = "X-Drill-Stream"
@@ -21,7 +21,8 @@ class Leg:
     struck     the fault has happened; went_on: it was a silence, and it was over before the gateway left
     ended      how the answer ended, for the gateway: clean, broken, left (by the gateway), or "" while it runs
     silence    the longest time between two events that the injector did not mean
-    left_at    when the gateway was seen to have left, by time.monotonic()
+    asked_at, handed_at, left_at   when the request came, when the last event went out, and when the gateway was
+               seen to have left, by time.monotonic()
     """
 
     number: int
@@ -35,6 +36,8 @@ class Leg:
     went_on: bool = False
     ended: str = ""
     silence: float = 0.0
+    asked_at: float = field(default_factory=time.monotonic)
+    handed_at: float = field(default_factory=time.monotonic)
     left_at: float | None = None
 
     @property
@@ -100,6 +103,17 @@ class Flight:
 
     def take(self, piece: bytes) -> None:
         self.heard.take(piece, self.leg1, continued=self.leg2 is not None)
+
+    def starved(self, limit: float) -> bool:
+        """Whether leg 1 may have been silent for `limit` seconds without any fault: on a machine that is too busy."""
+        leg1, leg2, strike = self.leg1, self.leg2, self.plan.leg1
+        if leg1 is None:
+            return False
+        if leg1.silence > limit or (leg1.went_on and leg2 is not None):
+            return True
+        if strike and leg1.struck and strike.name in STALLS:
+            return False
+        return (leg2.asked_at if leg2 else self.heard.last_at) - leg1.handed_at > limit
 
     @property
     def client_has_leg1(self) -> bool:

@@ -111,7 +111,7 @@ class Exchange:
         self._injector, self._gateway, self._leg, self._flight = injector, gateway, leg, flight
         self._rng = Random(f"{flight.plan.number}/{leg.number}")
         self._framing = PLAIN
-        self._handed_at = time.monotonic()
+        leg.handed_at = time.monotonic()
         self._idle = injector.idle_seconds
         self._is_over = False  # a guarded client sees nothing of what comes from now on
 
@@ -189,7 +189,7 @@ class Exchange:
         pending, change = strike, _change(strike, self._flight)
         async for event in events:
             if self._gateway.left:
-                self._leg.silence = max(self._leg.silence, time.monotonic() - self._handed_at)
+                self._note_silence()
                 self._leg.leave()
                 return False
             if pending and self._is_moment(pending, event):
@@ -214,6 +214,7 @@ class Exchange:
     async def _strike(self, strike: Strike, coming: bytes) -> bool:
         """Whether the answer goes on after it."""
         self._leg.struck = True
+        self._note_silence()
         if strike.name == "ending_lost":
             name = {"no_done": "eof"}.get(strike.how, strike.how)
             return await _STRIKES[name](self, strike, coming)
@@ -222,15 +223,21 @@ class Exchange:
     async def _hand(self, event: bytes) -> None:
         leg, framing = self._leg, self._framing
         data = framing.dress(event, self._rng, first=not leg.events)
-        ready_at = time.monotonic()
-        await self._write(data)
-        # Where the client is slow on purpose, the time that a write takes is the client's.
-        known_at = ready_at if framing.padding else time.monotonic()
-        leg.silence = max(leg.silence, known_at - self._handed_at)
+        self._note_silence()
+        try:
+            await self._write(data)
+        finally:
+            if (
+                not framing.padding
+            ):  # else the client is slow, and the time that a write takes is the client's
+                self._note_silence()
         if not self._is_over:
             leg.events.append(event)
             leg.raw += data
-        self._handed_at = time.monotonic()
+        self._leg.handed_at = time.monotonic()
+
+    def _note_silence(self) -> None:
+        self._leg.silence = max(self._leg.silence, time.monotonic() - self._leg.handed_at)
 
     async def _write(self, data: bytes) -> None:
         self._leg.body += data
@@ -304,7 +311,7 @@ class Exchange:
         self._leg.struck = True
         await asyncio.sleep(self._idle * (0.4 if strike.how == "short" else 1.3))
         if strike.how != "short":
-            self._handed_at = time.monotonic()
+            self._leg.handed_at = time.monotonic()
 
     async def _pause(self, strike: Strike, coming: bytes) -> bool:
         await self._silence(strike)
@@ -379,7 +386,7 @@ class Exchange:
             if pings:
                 await self._write(PING)
         self._leg.went_on = True
-        self._handed_at = time.monotonic()
+        self._leg.handed_at = time.monotonic()
         return True
 
     async def _error(self, strike: Strike, coming: bytes) -> bool:

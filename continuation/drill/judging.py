@@ -7,7 +7,7 @@ the stream as it should, and the same fault one event later must be rescued.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -37,6 +37,9 @@ _NOTES: Mapping[str, str] = {
     "wrong_types": "guarded",
 }
 _OPTED_OUT = "passthrough; reason=client_opt_out"
+LEAVING = ("client_leaves", "client_leaves_leg2")
+# A silence of so much of the limit may have been one of the whole limit, where the gateway saw it.
+_STARVED = 0.9
 # Tokens that leg 1 had generated but not shown (halves of a character) are generated, and counted, twice.
 _COUNTED_TWICE = 4
 
@@ -49,6 +52,7 @@ class Outcome(StrEnum):
     COMPLETED = "completed"  # broken after its finish, and ended properly
     FAILED = "failed as due"  # could not be saved, and says so
     PASSED = "passed on"  # not guarded, refused, or left: came out as it went in
+    UNCLEAR = "unclear"  # sound in itself, but the machine was too busy to tell what was due
     WRONG = "wrong"
 
 
@@ -65,31 +69,40 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """troubles, one line each, are empty unless the outcome is WRONG."""
+    """troubles, one line each, are empty unless the outcome is WRONG.
+
+    row_is_certain: the audit must say what is due; if not, a starved engine may have been given up before its fault.
+    """
 
     outcome: Outcome
     due: Due
-    troubles: tuple[str, ...] = field(default=())
+    troubles: tuple[str, ...] = ()
+    row_is_certain: bool = True
 
 
 def judge(flight: Flight, reference: Reference, idle_seconds: float) -> Finding:
-    due = due_to(flight, idle_seconds)
+    due = due_to(flight)
     troubles = tuple(found for found in _troubles(flight, reference, due) if found)
-    return Finding(Outcome.WRONG if troubles else due.outcome, due, troubles)
+    watched = due.outcome is not Outcome.PASSED or flight.plan.kind in LEAVING
+    starved = watched and flight.starved(_STARVED * idle_seconds)
+    if troubles and starved:
+        troubles = tuple(found for found in _unsound(flight, reference) if found)
+        return Finding(Outcome.WRONG if troubles else Outcome.UNCLEAR, due, troubles, False)
+    return Finding(Outcome.WRONG if troubles else due.outcome, due, troubles, not (troubles or starved))
 
 
 # -- what is due -------------------------------------------------------------------------------------
 
 
-def due_to(flight: Flight, idle_seconds: float) -> Due:
+def due_to(flight: Flight) -> Due:
     leg1, kind = flight.leg1, flight.plan.kind
     if kind in ("client_opts_out", "client_passes", "client_garbage"):
         return Due(Outcome.PASSED, legs=len(flight.legs) and 1)
-    if kind in ("client_leaves", "client_leaves_leg2"):
+    if kind in LEAVING:
         return _due_to_leaving(flight)
     if leg1 is None or leg1.status != 200:
         return Due(Outcome.PASSED)
-    return _due_to_stream(flight, leg1, _failure(flight.plan.leg1, leg1, idle_seconds))
+    return _due_to_stream(flight, leg1, _failure(flight.plan.leg1, leg1))
 
 
 def _due_to_leaving(flight: Flight) -> Due:
@@ -98,18 +111,14 @@ def _due_to_leaving(flight: Flight) -> Due:
     return Due(Outcome.PASSED, legs, row=row)
 
 
-def _failure(strike: Strike | None, leg: Leg, idle_seconds: float) -> str:
+def _failure(strike: Strike | None, leg: Leg) -> str:
     """How leg 1 died, in the gateway's words; "" if it did not."""
     if strike and leg.struck and not leg.went_on:
         if strike.name == "ending_lost":
             return _ENDING_LOST[strike.how]
         if strike.name in FAILURES:
             return FAILURES[strike.name]
-    if leg.ended == "broken":
-        return "disconnect"
-    # An engine that starves on a busy machine is silent for long enough without any fault.
-    starved = leg.ended == "left" and leg.silence > 0.9 * idle_seconds
-    return "idle_timeout" if starved else ""
+    return "disconnect" if leg.ended == "broken" else ""
 
 
 def _due_to_stream(flight: Flight, leg1: Leg, failure: str) -> Due:
@@ -171,7 +180,7 @@ def _troubles(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
         yield heard.trouble
         return
     yield from _requests(flight, due)
-    if kind in ("client_leaves", "client_leaves_leg2"):
+    if kind in LEAVING:
         yield from _left(flight)
     elif due.outcome is Outcome.PASSED:
         yield from _passed_on(flight)
@@ -263,12 +272,33 @@ def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
     else:
         yield from _finished(flight, reference, due, told)
     strike = flight.plan.leg1
-    if leg1.went_on and strike and strike.name in STALLS and not _refusal(strike, _at_stall(leg1, strike)):
+    acts = strike is not None and strike.name in STALLS and not _refusal(strike, _at_stall(leg1, strike))
+    if leg1.went_on and flight.leg2 is None and acts:
         yield "silence was not acted on"
 
 
 def _at_stall(leg1: Leg, strike: Strike) -> Told:
     return read(b"".join(leg1.events[: strike.after]))
+
+
+def _unsound(flight: Flight, reference: Reference) -> Iterator[str]:
+    """What may not be, whatever happened to the stream, and when."""
+    if flight.plan.kind in LEAVING:
+        yield from (found for found in _left(flight) if "let go" in found)
+        return
+    told, want, leg2 = read(bytes(flight.heard.raw)), reference.told, flight.plan.leg2
+    yield difference("status", 200, flight.heard.status)
+    yield from _form(told)
+    if leg2 and leg2.name in ("depart", "empty_stop"):  # where leg 1 has ended is not known
+        return
+    if told.errors:
+        yield from _failed_form(told)
+        yield from (
+            _prefix(name, getattr(want, name), getattr(told, name)) for name in ("reasoning", "content")
+        )
+        return
+    yield from _text(want, told)
+    yield from _finished_form(told)
 
 
 def _form(told: Told) -> Iterator[str]:
@@ -296,14 +326,21 @@ def _failed(flight: Flight, reference: Reference, due: Due, told: Told) -> Itera
             said, whole = getattr(told, name), getattr(reference.told, name)
             if not said.startswith(getattr(before, name)):
                 yield text_difference(f"{name} of leg 1", getattr(before, name), said)
-            if not whole.startswith(said):
-                yield text_difference(name, whole, said)
+            yield _prefix(name, whole, said)
+    yield from _failed_form(told)
+    if told.errors:
+        yield from _error(told.errors[0], due)
+
+
+def _prefix(name: str, whole: str, said: str) -> str:
+    return "" if whole.startswith(said) else text_difference(name, whole, said)
+
+
+def _failed_form(told: Told) -> Iterator[str]:
     if told.dones or told.finishes:
         yield f"it failed, and yet: finish_reason {told.finishes}, [DONE] {told.dones} times"
     if len(told.errors) != 1 or told.kinds[-1:] != ["error"]:
         yield f"the failed ending is not one error event at the end: {told.errors}, {told.kinds[-3:]}"
-        return
-    yield from _error(told.errors[0], due)
 
 
 def _error(error: JSON, due: Due) -> Iterator[str]:
@@ -321,14 +358,22 @@ def _finished(flight: Flight, reference: Reference, due: Due, told: Told) -> Ite
         before = read(bytes(flight.leg1.raw if flight.leg1 else b""))
         yield difference("what was said", (*before.said[:3], ["stop"]), told.said)
     else:
-        yield text_difference("reasoning", want.reasoning, told.reasoning)
-        yield text_difference("content", want.content, told.content)
-        yield difference("tool calls and finish_reason", want.said[2:], told.said[2:])
-        yield difference("roles", want.roles, told.roles)
+        yield from _text(want, told)
+    yield from _finished_form(told)
+    yield from _usage(flight, reference, due, told)
+
+
+def _text(want: Told, told: Told) -> Iterator[str]:
+    yield text_difference("reasoning", want.reasoning, told.reasoning)
+    yield text_difference("content", want.content, told.content)
+    yield difference("tool calls and finish_reason", want.said[2:], told.said[2:])
+    yield difference("roles", want.roles, told.roles)
+
+
+def _finished_form(told: Told) -> Iterator[str]:
     yield difference("errors", [], told.errors)
     if told.dones != 1 or told.kinds[-1] != "done":
         yield f"[DONE] {told.dones} times, the last event is {told.kinds[-1:]}"
-    yield from _usage(flight, reference, due, told)
 
 
 def _usage(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterator[str]:

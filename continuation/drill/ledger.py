@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """judged: the stream is known to be wrong already, and so may be its row."""
+    """judged: the row decides nothing, for the stream is wrong already, or what was due is not certain."""
 
     number: int
     judged: bool

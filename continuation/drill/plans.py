@@ -22,7 +22,7 @@ BREAKS = (
 STALLS = ("stall", "stall_with_pings")
 # A restarted answer is known for one after so many characters of the partial, or all of it.
 TELLING_CHARS = 40
-PADDING_BYTES = 2**16
+PADDING_BYTES = 40_000
 # What the error events say that are put into an answer.
 ERROR = "The drill has broken the engine."
 _EOLS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}

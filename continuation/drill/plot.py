@@ -50,6 +50,6 @@ def _draw_panel(panel: Any, title: str, lines: tuple[tuple[str, str], ...], samp
     panel.set_title(title, loc="left", fontsize=10)
     panel.grid(alpha=0.3)
     if panel.lines:
-        panel.legend(fontsize=8, loc="upper left")
+        panel.legend(fontsize=8, loc="best")
     if not title.startswith("latency"):
         panel.set_ylim(bottom=0)

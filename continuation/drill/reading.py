@@ -133,9 +133,10 @@ def read(stream: bytes) -> Told:
 
 
 def _events(stream: bytes) -> Iterator[tuple[str, bytes]]:
-    for block in _BLOCK_END.split(stream.removeprefix(BOM)):
+    text, plain = stream.removeprefix(BOM), b"\r" not in stream
+    for block in text.split(b"\n\n") if plain else _BLOCK_END.split(text):
         name, data = "", []
-        for line in _LINE_END.split(block):
+        for line in block.split(b"\n") if plain else _LINE_END.split(block):
             field_, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
             if field_ == b"data":

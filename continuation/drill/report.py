@@ -129,7 +129,14 @@ def _notes(wrong: Wrong, result: Result) -> list[str]:
 
 
 def _left_out(result: Result) -> list[str]:
-    return [f"left out: {each}" for each in result.left_out]
+    told = [f"left out: {each}" for each in result.left_out]
+    if unclear := result.count(Outcome.UNCLEAR):
+        limit = f"{result.choices.idle_seconds:g} s"
+        told.append(
+            f"{unclear} unclear: their engine was silent for the limit of {limit}, or nearly, without a fault: the "
+            "machine is too busy; fewer --streams, a longer --idle-timeout"
+        )
+    return told
 
 
 def _measured(result: Result) -> list[str]:

@@ -111,7 +111,7 @@ def test_a_break_after_the_finish_is_completed() -> None:
 )
 def test_what_is_due_depends_on_leg_2(strike: Strike, reason: str) -> None:
     one = flight(broken(leg2=strike), [leg(1, CUT), leg(2, [])], CUT)
-    assert due_to(one, IDLE).reason == reason
+    assert due_to(one).reason == reason
 
 
 def test_an_empty_leg_2_ends_content_and_fails_a_thinking() -> None:
@@ -121,7 +121,7 @@ def test_an_empty_leg_2_ends_content_and_fails_a_thinking() -> None:
     thinking = [ROLE, *THOUGHT]
     one = flight(plan, [leg(1, thinking), leg(2, [])], [*thinking, failed()])
     assert outcome(one) is Outcome.FAILED
-    assert due_to(one, IDLE).reason == "leg2_empty"
+    assert due_to(one).reason == "leg2_empty"
 
 
 def test_a_silence_must_be_acted_on_only_where_it_can_be_continued() -> None:
@@ -132,15 +132,37 @@ def test_a_silence_must_be_acted_on_only_where_it_can_be_continued() -> None:
     assert outcome(flight(early, [waited], WHOLE)) is Outcome.WHOLE
 
 
-def test_an_engine_that_starves_is_no_fault_of_the_gateway() -> None:
-    starved = [
-        leg(1, CUT, ended="left", struck=False, silence=IDLE),
+def starved(heard: list[bytes], plan: Plan | None = None, silence: float = IDLE) -> Flight:
+    legs = [
+        leg(1, CUT, ended="left", struck=False, silence=silence),
         leg(2, REST, ended="clean", struck=False),
     ]
-    plan = Plan(0, "none", 0)
-    assert outcome(flight(plan, starved, WHOLE)) is Outcome.RESCUED
-    starved[0].silence = 0.1
-    assert "requests that reached the engine" in troubles(flight(plan, starved, WHOLE))
+    return flight(plan or Plan(0, "none", 0), legs, heard)
+
+
+def test_a_gateway_that_gives_up_an_engine_which_starves_is_not_wrong_and_its_answer_must_be_sound() -> None:
+    assert outcome(starved(WHOLE)) is Outcome.UNCLEAR
+    assert outcome(starved([*CUT, failed("idle_timeout")])) is Outcome.UNCLEAR
+    assert not judge(starved(WHOLE), reference(), IDLE).row_is_certain
+    assert "requests that reached the engine" in troubles(starved(WHOLE, silence=0.1))
+    for change in ("a token is missing", "[DONE] is missing", "a second id", "usage twice"):
+        changed = starved(WRONG[change](WHOLE))
+        assert (outcome(changed) is Outcome.WRONG) is (change != "usage twice")
+    assert outcome(starved([*CUT[:4], WORDS[2], failed("idle_timeout")])) is Outcome.WRONG
+
+
+def test_a_starved_engine_may_be_given_up_before_its_fault() -> None:
+    one = rescued()
+    one.legs[1].asked_at = one.legs[0].handed_at + IDLE
+    assert outcome(one) is Outcome.RESCUED
+    assert not judge(one, reference(), IDLE).row_is_certain
+    assert judge(rescued(), reference(), IDLE).row_is_certain
+
+
+def test_a_stall_is_no_starving() -> None:
+    one = rescued(plan=broken("stall"))
+    one.legs[1].asked_at = one.legs[0].handed_at + 2 * IDLE
+    assert judge(one, reference(), IDLE).row_is_certain
 
 
 # -- what can be wrong with a rescued answer ---------------------------------------------------------

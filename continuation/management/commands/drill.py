@@ -75,7 +75,7 @@ class Command(BaseCommand):
         idle = _number(0.2, 3600, "seconds")
         add("--idle-timeout", type=idle, default=4.0, help="the gateway's limit of silence, in seconds (4)")
         delay = _number(0, 1000, "milliseconds")
-        add("--token-delay-ms", type=delay, default=20.0, help="time that a simulated token takes (20)")
+        add("--token-delay-ms", type=delay, default=50.0, help="time that a simulated token takes (50)")
         add("--plot", type=Path, metavar="FILE.png", help="draw memory, descriptors, tasks and latency")
         add("--require-flat", action="store_true", help="status 1 also if one of these grew by more than 5%%")
         add("--json", action="store_true", help="the result as JSON on stdout; progress stays on stderr")
