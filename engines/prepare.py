@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engines.serving import HERE, engines_dir
 
+# GiB: what two engines at a time and the tests need beside each other, and what the environments take.
+MEMORY, DISK = 7, {"vllm": 4.5, "sglang": 3.5}
 NOT_TO_BE_HAD = 75  # EX_TEMPFAIL
 ENGINES = ("vllm", "sglang")
 MADE_BY = "made-by.sha256"
@@ -46,6 +48,7 @@ def main() -> int:
     directory = engines_dir()
     directory.mkdir(parents=True, exist_ok=True)
     try:
+        look_at_memory()
         for name in wanted:
             install(name, directory)
         models = MODELS if "vllm" in wanted else ["tiny"]  # DeepSeek-V4's renderer is vLLM's
@@ -57,11 +60,24 @@ def main() -> int:
     return 0
 
 
+def look_at_memory() -> None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        raise Missing("real engines are run on Linux only") from None
+    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**20
+    if free < MEMORY:
+        raise Missing(f"two engines at a time need {MEMORY} GiB of memory, and {free:.1f} are available")
+
+
 def install(name: str, directory: Path) -> None:
     """Once; afterwards it is only looked whether it is there."""
     python = directory / name / "bin" / "python"
     if _runs(python, f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"):
         return
+    free = shutil.disk_usage(directory).free / 2**30
+    if free < DISK[name]:
+        raise Missing(f"{name} takes {DISK[name]} GiB, and {free:.1f} are free in {directory}")
     print(f"engines: installing {name} into {directory / name}, once; this takes some minutes", flush=True)
     shutil.rmtree(directory / name, ignore_errors=True)
     script = HERE / name / "install.sh"

@@ -99,9 +99,11 @@ class StrategyQuerySet(models.QuerySet["Strategy"]):
         return self.get(name=name)
 
 
-def _token_field(label: str, help_text: str, default: str = "") -> models.TextField[str, str]:
+def _token_field(label: str, help_text: str, default: str = "", **more: Any) -> models.TextField[str, str]:
     validators: list[Callable[[Any], None]] = [MaxLengthValidator(LONGEST_TOKEN), storable]
-    return models.TextField(label, blank=True, default=default, validators=validators, help_text=help_text)
+    return models.TextField(
+        label, blank=True, default=default, validators=validators, help_text=help_text, **more
+    )
 
 
 class Strategy(models.Model):
@@ -203,6 +205,7 @@ class Strategy(models.Model):
         "A reasoning that ends with this is taken as complete, and sent closed, while no content has begun: a line "
         "break for Qwen on vLLM, whose template spoils an open one. A reasoning that was not complete is then cut "
         "short. Empty: it is never closed, and the model closes it itself. Chat-continue only.",
+        db_default="",  # for processes that do not know the column yet
     )
     template_trims = models.BooleanField(
         default=False,

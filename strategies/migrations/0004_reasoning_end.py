@@ -17,6 +17,7 @@ class Migration(migrations.Migration):
             name="reasoning_end",
             field=models.TextField(
                 blank=True,
+                db_default="",
                 default="",
                 help_text="A reasoning that ends with this is taken as complete, and sent closed, while no content has begun: a line break for Qwen on vLLM, whose template spoils an open one. A reasoning that was not complete is then cut short. Empty: it is never closed, and the model closes it itself. Chat-continue only.",
                 validators=[django.core.validators.MaxLengthValidator(1000), strategies.models.storable],

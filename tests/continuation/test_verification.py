@@ -87,6 +87,7 @@ async def test_the_probes_say_what_a_trimming_vllm_is() -> None:
         "thinking key": "enable_thinking",
         "repeats": True,
         "control tokens": ["<think>\n", "</think>", ""],
+        "reasoning end": "\n",
     }
 
 
@@ -100,6 +101,7 @@ async def test_the_probes_say_what_an_sglang_is() -> None:
         "thinking key": "enable_thinking",
         "repeats": True,
         "control tokens": ["<think>\n", "</think>", ""],
+        "reasoning end": "\n",
     }
 
 

@@ -164,8 +164,8 @@ def test_the_migrations_go_back_and_forth_and_the_command_has_an_exit_status(tmp
         command = [sys.executable, "manage.py", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
-    for target in ("0002", "0001", "0002", "zero", "0002"):
-        done = manage("migrate", "strategies", target, "-v0")
+    for target in (["0002"], ["0001"], ["0002"], ["zero"], ["0002"], []):
+        done = manage("migrate", "strategies", *target, "-v0")
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
     kept = manage("load_strategies")
     assert (kept.returncode, kept.stdout.count("kept as it is")) == (0, len(NAMES))

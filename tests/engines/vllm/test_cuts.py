@@ -151,10 +151,12 @@ def _wrong_usage(set_: Stage, cut: Cut) -> list[str]:
 
 
 def _less_exact_than(least: dict[str, tuple[int, int]], cuts: list[Cut]) -> dict[str, str]:
+    """Kinds of which a larger part was missed. How many there are of each varies with how tokens come together."""
     everything, identical = Counter(cut.kind for cut in cuts), Counter[str]()
     identical.update(cut.kind for cut in cuts if cut.verdict == "identical")
     return {
         kind: f"{identical[kind]} of {everything[kind]}"
         for kind, (good, of) in least.items()
-        if not everything[kind] or identical[kind] * of < good * everything[kind]
+        if not everything[kind]
+        or (everything[kind] - identical[kind]) * of > (of - good) * max(of, everything[kind])
     }
