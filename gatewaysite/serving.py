@@ -315,7 +315,8 @@ class Server(DaphneServer):  # type: ignore[misc]
             self._port.doRead()
             self._port.stopListening()
         for channel in self.channels:
-            channel.persistent = 0
+            if not channel.is_idle:  # one that is may have a last request on its way
+                channel.persistent = 0
         for protocol in self._websockets:
             _safely(_send_away, protocol)
         if self.channels:

@@ -1,6 +1,7 @@
 """`manage.py serve` is stopped: nobody new is let in, and what is open runs to its end."""
 
 import json
+import os
 import signal
 import socket
 import time
@@ -115,6 +116,21 @@ def test_a_stream_that_breaks_during_the_stop_is_rescued_and_its_row_is_written(
         one_whole_answer(stream.read_rest(), reasoning="", content="some text", like=VLLM)
     assert one.wait(PATIENCE) == 0
     assert one.event(stream.request_id)["outcome"] == "rescued"
+
+
+def test_who_waits_at_the_door_is_still_served(serving: Serving, upstream: Upstream) -> None:
+    """Connected and asked before the signal, but not yet accepted."""
+    one = serving()
+    upstream.respond(lambda request: json_reply({"ok": True}))
+    os.kill(one.pid, signal.SIGSTOP)
+    waiting = [Stream(one.port, "GET", "/v1/models", timeout=PATIENCE) for _ in range(50)]
+    one.terminate()
+    os.kill(one.pid, signal.SIGCONT)
+    for stream in waiting:
+        assert stream.read_rest().json() == {"ok": True}
+        assert stream.header("Connection") == "close"
+        stream.drop()
+    assert one.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
