@@ -62,6 +62,11 @@ def record(stream_record: StreamRecord) -> None:
     _writer.record(stream_record)
 
 
+def start() -> None:
+    """Start the writer now, which also prunes; else it starts with the first row."""
+    _writer.start()
+
+
 def flush(timeout: float) -> bool:
     """Wait up to `timeout` seconds until all that was recorded so far is written. Blocks its thread.
 
@@ -168,6 +173,10 @@ class Writer:
             self._queued_characters += weight
             self._changed.notify_all()
             return False
+
+    def start(self) -> None:
+        with self._changed:
+            self._start_thread()
 
     def _start_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():

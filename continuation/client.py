@@ -34,6 +34,11 @@ def shared() -> httpx.AsyncClient:
     return _shared[1]
 
 
+async def open_shared() -> None:
+    """Before the first request, where a server tells when it starts: certificates are read then."""
+    await shared().__aenter__()
+
+
 def _close_before_daphne_stops(loop: asyncio.AbstractEventLoop) -> None:
     """daphne has no lifespan events; its reactor, which runs on the same loop, tells when it stops."""
     reactor = sys.modules.get("twisted.internet.reactor")

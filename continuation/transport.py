@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Self
 
 import aiohttp
 import httpx
@@ -148,6 +149,10 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             data=data,
             allow_redirects=False,
         )
+
+    async def __aenter__(self) -> Self:
+        self._open_session()
+        return self
 
     async def aclose(self) -> None:
         if self._session is not None:

@@ -32,7 +32,7 @@ from twisted.logger import (
     globalLogBeginner,
 )
 
-from continuation import client, health
+from continuation import audit, client, health
 from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
 from gatewaysite.connection import Channel, Exchange, Factory
 from gatewaysite.lifespan import FLUSH_SECONDS, put_away
@@ -187,7 +187,8 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     async def _start(self) -> None:
         try:
-            client.shared()
+            await client.open_shared()
+            audit.start()
             self._port = self._listener.open(self.http_factory)
         except Exception as trouble:
             self.trouble, self._status = trouble, 1

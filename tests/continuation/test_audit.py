@@ -556,10 +556,9 @@ def test_the_thread_prunes_what_is_older_than_the_retention(
         event.created_at -= timedelta(days=days)
         event.save()
     one = writer(prune_first=0.0)
-    one.record(note("new"))
-    assert one.flush(LONG)
+    one.start()
     until(lambda: one._prune_at > time.monotonic() + audit.PRUNE_SECONDS / 2)
-    assert sorted(request_ids()) == ["1 days", "6 days", "new"]
+    assert sorted(request_ids()) == ["1 days", "6 days"]
 
 
 def test_a_prune_that_fails_is_logged_and_tried_again_later(

@@ -205,3 +205,4 @@ def test_a_wrong_setting_stops_the_start_and_is_named(
     status, output = refused(tmp_path, "-p", "0", **{name: value})
     assert status == 1
     assert f"{name}: '{value}' is not allowed; allowed is {allowed}" in output
+    assert "Traceback" not in output
