@@ -9,7 +9,6 @@ from continuation.simulator import Simulator
 from tests.clients.conftest import SERVED
 from tests.harness.client import Answer, Stream
 
-FAST_STALL = {"STALL_IDLE_TIMEOUT_SECONDS": "0.5"}
 # What the simulated model says to these has what a test wants: Chinese and emoji in the content, in the reasoning,
 # and in the arguments of two calls, with a remark before them.
 QUESTION = "Question 28: how do I carry on after a broken connection? 请用中文和表情回答 🌊"
@@ -60,3 +59,8 @@ def has_han(text: str) -> bool:
 
 def has_emoji(text: str) -> bool:
     return any(char > "\U0001f000" for char in text)
+
+
+def patience(fault: str) -> dict[str, str]:
+    """Settings for a fault: short where silence is waited for, else long: a busy machine is silent too."""
+    return {"STALL_IDLE_TIMEOUT_SECONDS": "1"} if "stall" in fault else {}

@@ -18,14 +18,15 @@ from tests.harness.upstream import Refusing, Unanswering, Upstream
 
 MODEL = "Qwen/Qwen3.6-35B-A3B"
 SERVED = "served"
+STOP_SECONDS = 120.0  # all end at once, on a machine that others use
 
 Ask = Callable[..., Reading]
 GatewayFor = Callable[..., Gateway]
 SimulatorFor = Callable[..., Simulator]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _installed() -> None:
+@pytest.fixture(scope="session")
+def installed() -> None:
     """Never skipped: whoever asks for these tests wants them run."""
     wanted = [python_of(python_dir()), node(), node_dir() / "node_modules"]
     missing = [str(place) for place in wanted if not place.exists()]
@@ -92,8 +93,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[s
     yield gateway
     for one in running.values():
         one.terminate()
-    for one in running.values():
-        one.stop()
+    assert {one.stop(STOP_SECONDS) for one in running.values()} <= {0, -15}
 
 
 @pytest.fixture
@@ -121,7 +121,9 @@ def gateway(fleet: Callable[[dict[str, str]], Gateway]) -> Iterator[GatewayFor]:
 
 
 @pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Process]]:
+def processes(
+    installed: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Process]]:
     """Drivers that run, by name."""
     running: dict[str, Process] = {}
     directory = tmp_path_factory.mktemp("drivers")

@@ -181,7 +181,7 @@ def _command(driver: str) -> list[str]:
     if driver.endswith(".py"):
         return [str(python_of(python_dir())), str(source)]
     # Where it stands decides which packages a module of node finds.
-    return [str(node()), shutil.copy(source, node_dir())]
+    return [str(node()), str(shutil.copy(source, node_dir() / driver))]
 
 
 def _environment() -> dict[str, str]:
@@ -195,7 +195,7 @@ def reading_of(result: Mapping[str, Any]) -> Reading:
     return Reading(
         choices=tuple(_choice(choice) for choice in result["choices"]),
         ids=tuple(result["ids"]),
-        usages=tuple(tuple(usage) for usage in result["usages"]),  # type: ignore[misc]
+        usages=tuple((prompt, completion, total) for prompt, completion, total in result["usages"]),
         watched=result["watched"],
         error=None if error is None else _error(error),
         extra=result["extra"],

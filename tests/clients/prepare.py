@@ -13,21 +13,24 @@ Ends with 0 when all is there, else with 75 and one line that says what could no
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.clients.places import HERE, clients_dir, node_dir, npm, python_dir, python_of
+from tests.clients.places import HERE, clients_dir, node, node_dir, npm, python_dir, python_of
 
 NOT_TO_BE_HAD = 75  # EX_TEMPFAIL
 MADE_OF = "made-of.sha256"
+NPM_PINS = ("package.json", "package-lock.json")
 INSTALL_SECONDS = 1200
+TELLING = re.compile(r"^ERROR:|Error: |npm error (?!code|syscall|errno)")
 
 
 class Missing(Exception):
@@ -47,39 +50,49 @@ def main() -> int:
 
 
 def install_python() -> None:
-    """With the pip of the Python that runs this: Debian's python3 can make environments, but none with pip."""
     pins = HERE / "requirements.txt"
-    version = sysconfig.get_python_version()
-    mark = _digest(pins.read_bytes(), version.encode())
-    place = python_dir()
-    if _is_made(place, mark):
-        return
-    _say(f"installing openai, langchain-openai and node into {place}, once; about a minute")
-    shutil.rmtree(place, ignore_errors=True)
+    mark = _digest(pins.read_bytes(), sysconfig.get_python_version().encode())
+    _make(python_dir(), mark, "openai, langchain-openai and node", _fill_python)
+
+
+def _fill_python(place: Path) -> None:
+    """With the pip of the Python that runs this: Debian's python3 can make environments, but none with pip."""
     venv.create(place, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", str(python_of(place))]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python_of(place))]
     _run(
-        [*pip, "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", "-r", str(pins)],
+        [*pip, "install", "--quiet", "--only-binary=:all:", "-r", str(HERE / "requirements.txt")],
         "the Python clients and node cannot be installed",
     )
     _run([str(python_of(place)), "-c", "import langchain_openai, openai"], "the Python clients do not import")
-    (place / MADE_OF).write_text(mark)
+    _run([str(node()), "--version"], "node does not start")
 
 
 def install_node() -> None:
-    pins = [HERE / "package.json", HERE / "package-lock.json"]
-    mark = _digest(*(pin.read_bytes() for pin in pins))
-    place = node_dir()
-    if _is_made(place, mark):
-        return
-    _say(f"installing the openai and ai packages of npm into {place}, once")
-    shutil.rmtree(place, ignore_errors=True)
+    mark = _digest(*((HERE / pin).read_bytes() for pin in NPM_PINS))
+    _make(node_dir(), mark, "the openai and ai packages of npm", _fill_node)
+
+
+def _fill_node(place: Path) -> None:
     place.mkdir(parents=True)
-    for pin in pins:
-        shutil.copy(pin, place)
+    for pin in NPM_PINS:
+        shutil.copy(HERE / pin, place)
     command = [*npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     _run(command, "the clients of npm cannot be installed", place)
-    (place / MADE_OF).write_text(mark)
+
+
+def _make(place: Path, mark: str, what: str, fill: Callable[[Path], None]) -> None:
+    """Whole or not at all, and not again while its mark is the same."""
+    made = place / MADE_OF
+    if made.is_file() and made.read_text() == mark:
+        return
+    print(f"clients: installing {what} into {place}, once", flush=True)
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        fill(place)
+    except Missing:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    made.write_text(mark)
 
 
 def _run(command: Sequence[str], what: str, cwd: Path | None = None) -> None:
@@ -99,15 +112,10 @@ def _run(command: Sequence[str], what: str, cwd: Path | None = None) -> None:
 
 
 def _why(output: str) -> str:
-    """The line that tells most: the first that names an error, else the last."""
+    """The line that tells most: one that says what went wrong, else the last. npm begins with codes."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower() and "npm error code" not in line]
-    return next(iter(errors or lines[-1:]), "")
-
-
-def _is_made(place: Path, mark: str) -> bool:
-    made = place / MADE_OF
-    return made.is_file() and made.read_text() == mark
+    telling = [line for line in lines if TELLING.search(line)]
+    return next(iter(telling or lines[-1:]), "")
 
 
 def _digest(*parts: bytes) -> str:
@@ -115,10 +123,6 @@ def _digest(*parts: bytes) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
-
-
-def _say(text: str) -> None:
-    print(f"clients: {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.asking import FAST_STALL, legs, question, truth
+from tests.clients.asking import legs, patience, question, truth
 from tests.clients.conftest import Ask, GatewayFor, SimulatorFor
 from tests.clients.driving import Client, Reading
 from tests.harness.client import Answer
@@ -79,7 +79,7 @@ def test_a_failed_stream_is_an_error(
     ask: Ask,
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL)
+    one = gateway(behind.url, engine, **patience(fault))
     asked = question()
     whole = truth(behind, asked)
     behind.requests.clear()
@@ -129,7 +129,7 @@ def test_an_engines_own_error_is_told_as_it_was(
     ask: Ask,
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL, **settings)
+    one = gateway(behind.url, engine, **patience(fault), **settings)
     asked = question()
     reading = ask(client, one.url, asked, fault)
     assert failed(reading, client, truth(behind, asked))
@@ -155,7 +155,7 @@ def test_who_asks_again_by_itself(
     """Within a stream nobody does, but for one: @ai-sdk/openai waits for content before it shows a stream, does not
     know reasoning, and takes an error before the first content for one of the request."""
     behind = simulator("vllm")
-    one = gateway(behind.url, "vllm", **FAST_STALL)
+    one = gateway(behind.url, "vllm")
     asked = question()
     whole = truth(behind, asked)
     behind.requests.clear()

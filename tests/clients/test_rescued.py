@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.asking import FAST_STALL, QUESTION, THOUGHTFUL, has_emoji, has_han, legs, question, truth
+from tests.clients.asking import QUESTION, THOUGHTFUL, has_emoji, has_han, legs, patience, question, truth
 from tests.clients.conftest import Ask, GatewayFor, SimulatorFor
 from tests.clients.driving import Client, Reading
 from tests.harness.client import Answer
@@ -44,7 +44,7 @@ def test_a_rescued_stream_reads_like_an_unbroken_one(
     client: Client, engine: str, fault: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL)
+    one = gateway(behind.url, engine, **patience(fault))
     asked = question(THOUGHTFUL if "in=reasoning" in fault else QUESTION)
     whole = truth(behind, asked)
     assert has_han(whole.reasoning if "in=reasoning" in fault else whole.content)
@@ -63,7 +63,7 @@ def test_an_unbroken_stream_reads_as_from_the_engine(
     client: Client, engine: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL)
+    one = gateway(behind.url, engine)
     asked = question()
     direct, through = ask(client, behind.url, asked), ask(client, one.url, asked)
     of_one_answer(through, client, truth(behind, asked))
@@ -77,7 +77,7 @@ def test_a_long_answer_is_rescued(
     client: Client, fault: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator("vllm", 10.0)
-    one = gateway(behind.url, "vllm", **FAST_STALL)
+    one = gateway(behind.url, "vllm", **patience(fault))
     asked = question("Tell me everything. 全部告诉我 🎉")
     whole = truth(behind, asked)
     assert len(whole.content) > 2000
@@ -90,7 +90,7 @@ def test_usage_that_was_not_asked_for_is_not_told(
     client: Client, engine: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL)
+    one = gateway(behind.url, engine)
     asked = question(usage=False)
     whole = truth(behind, asked)
     assert whole.usages == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.asking import CALLING, FAST_STALL, has_han, legs, question, weather
+from tests.clients.asking import CALLING, has_han, legs, patience, question, weather
 from tests.clients.conftest import Ask, GatewayFor, SimulatorFor
 from tests.clients.driving import Client, Reading
 
@@ -45,7 +45,7 @@ def test_whole_tool_calls_read_as_from_the_engine(
     ask: Ask,
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL, **settings)
+    one = gateway(behind.url, engine, **settings)
     direct, through = ask(client, behind.url, calling(client)), ask(client, one.url, calling(client))
     two_calls(through)
     assert (through.said, through.usages) == (direct.said, direct.usages)
@@ -72,7 +72,7 @@ def test_a_stream_that_broke_before_its_tool_calls_reads_whole(
     ask: Ask,
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL, **settings)
+    one = gateway(behind.url, engine, **patience(fault), **settings)
     direct = ask(client, behind.url, calling(client))
     behind.requests.clear()
     rescued = ask(client, one.url, calling(client), fault)
@@ -94,7 +94,7 @@ def test_a_stream_that_broke_in_a_tool_call_is_an_error(
     client: Client, engine: str, fault: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL)
+    one = gateway(behind.url, engine, **patience(fault))
     whole = ask(client, behind.url, calling(client))
     behind.requests.clear()
     broken = ask(client, one.url, calling(client), fault)
@@ -118,7 +118,7 @@ def test_a_stream_that_broke_in_a_held_tool_call_reads_whole(
     client: Client, engine: str, fault: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **FAST_STALL, **BUFFERED)
+    one = gateway(behind.url, engine, **patience(fault), **BUFFERED)
     direct = ask(client, behind.url, calling(client))
     behind.requests.clear()
     rescued = ask(client, one.url, calling(client), fault)
