@@ -10,6 +10,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from continuation.http import json_error
+from continuation.views import request_id
 from strategies import cache
 
 logger = logging.getLogger(__name__)
@@ -27,14 +28,14 @@ def begin_stopping() -> None:
 async def health(request: HttpRequest) -> HttpResponse:
     """200 as long as the process answers; asks nobody."""
     if request.method not in METHODS.split(", "):
-        return _refusal()
+        return _refusal(request)
     return _answer({"status": "ok"})
 
 
 async def ready(request: HttpRequest) -> HttpResponse:
     """200, or 503 while a check is not ok: `{"status", "checks": {name: state}}`."""
     if request.method not in METHODS.split(", "):
-        return _refusal()
+        return _refusal(request)
     checks = {"strategies": "ok" if cache.is_loaded() else "not loaded"}
     if settings.GATEWAY_ROLE != "proxy":
         checks["database"] = await _database()
@@ -102,11 +103,10 @@ def _answer(body: dict[str, object], status: int = 200) -> HttpResponse:
     return _with_length(JsonResponse(body, status=status, headers={"Cache-Control": "no-store"}))
 
 
-def _refusal() -> HttpResponse:
+def _refusal(request: HttpRequest) -> HttpResponse:
     message = f"Only {METHODS} here."
-    return _with_length(
-        json_error(405, message, "invalid_request_error", "method_not_allowed", {"Allow": METHODS})
-    )
+    headers = {"Allow": METHODS, "X-Request-Id": request_id(request)}
+    return _with_length(json_error(405, message, "invalid_request_error", "method_not_allowed", headers))
 
 
 def _with_length(response: HttpResponse) -> HttpResponse:

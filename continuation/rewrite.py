@@ -49,6 +49,8 @@ class Rewriter:
         told: list[bytes] = []
         calls_from: int | None = None
         for choice in (choice for choice in choices(chunk) if index_of(choice) == 0):
+            if self.finish_sent:
+                break
             told += self._choice(self._shell(chunk), choice)
             if calls_from is None and has_tool_call(delta_of(choice)):
                 calls_from = max(0, len(told) - 1)  # text that was held goes before the call

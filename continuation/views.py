@@ -73,7 +73,8 @@ async def proxy(request: HttpRequest) -> HttpResponseBase:
     if not _is_passed_through(request.path) or not _target(request).startswith(b"/"):
         return not_found(request)
     if request.method == "CONNECT":
-        return json_error(405, "This is no tunnel.", "invalid_request_error", "method_not_allowed")
+        headers = {"X-Request-Id": request_id(request)}
+        return json_error(405, "This is no tunnel.", "invalid_request_error", "method_not_allowed", headers)
     if _body_size(request) > settings.MAX_REQUEST_BODY_MB * MB:
         return _too_large(request)
     return await _pass_through(request)
@@ -189,6 +190,7 @@ def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> H
 
 def _too_large(request: HttpRequest) -> HttpResponse:
     message = f"The request body is larger than {settings.MAX_REQUEST_BODY_MB:g} MB."
+    logger.warning("request %s: request_too_large: %d bytes", request_id(request), _body_size(request))
     headers = {"X-Request-Id": request_id(request)}
     return json_error(413, message, "invalid_request_error", "request_too_large", headers)
 

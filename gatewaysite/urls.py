@@ -24,7 +24,9 @@ def _own_error(page: Callable[..., HttpResponse], status: int, code: str) -> Cal
     def handler(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         if request.path.startswith(SITE_PREFIXES):
             return page(request, *args, **kwargs)
-        return json_error(status, "The gateway cannot answer this request.", "invalid_request_error", code)
+        message = "The gateway cannot answer this request."
+        headers = {"X-Request-Id": views.request_id(request)}
+        return json_error(status, message, "invalid_request_error", code, headers)
 
     return handler
 

@@ -3,13 +3,17 @@
 import ast
 import re
 import subprocess
+from collections.abc import Mapping
+from http import HTTPStatus
 
 import pytest
 from django.conf import settings
 from django.core.management import get_commands
 
-from continuation.events import Failure, Reason
+from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
 from continuation.plan import PassReason
+from continuation.views import UNDELIVERED
+from gatewaysite.connection import BROKEN, REFUSED
 from strategies.models import Strategy
 
 README = (settings.BASE_DIR / "README.md").read_text("utf-8")
@@ -108,6 +112,50 @@ def test_the_tables_of_failures_and_reasons_are_the_vocabulary() -> None:
 def test_the_table_of_pass_through_reasons_is_complete() -> None:
     told = [name.strip("`") for name in table("What is passed through", "reason")]
     assert told == [str(reason) for reason in PassReason]
+
+
+def test_the_table_of_the_audits_other_words_is_the_vocabulary() -> None:
+    told = table("In the audit row", "value | column")
+    words = {"case": Case, "decision": Decision, "route": Route, "outcome": Outcome}
+    expected = [(f"`{word}`", column) for column, kind in words.items() for word in kind if word]
+    assert list(told.items()) == expected
+
+
+# Calls of json_error whose status and code are no literals: the tables they take them from are below.
+TABLES: list[Mapping[int, tuple[str, ...]]] = [UNDELIVERED, REFUSED, {500: BROKEN}]
+COMPUTED = {
+    "json_error(status, message, kind, code, headers)",
+    "json_error(status, message, 'invalid_request_error', code, headers)",  # of _own_error
+    "json_error(status, f\"{body.rstrip('.')}.\", *REFUSED.get(status, BROKEN))",
+}
+
+
+# Where a call has its status and its code.
+PLACES = {"json_error": (0, 3), "_own_error": (1, 2)}
+
+
+def refusals() -> set[tuple[str, str]]:
+    """Each code that the sources can answer with, and its status."""
+    found = {(told[1], str(status)) for each in TABLES for status, told in each.items()}
+    for path in (*settings.BASE_DIR.glob("continuation/*.py"), *settings.BASE_DIR.glob("gatewaysite/*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in PLACES:
+                found |= refused_by(node)
+    return found
+
+
+def refused_by(call: ast.Call) -> set[tuple[str, str]]:
+    if ast.unparse(call) in COMPUTED:
+        return set()
+    status, code = (call.args[at] for at in PLACES[ast.unparse(call.func)])
+    name = ast.unparse(status).removeprefix("HTTPStatus.")
+    number = str(int(HTTPStatus[name])) if name in HTTPStatus.__members__ else name
+    return {(ast.literal_eval(code), number)}
+
+
+def test_the_table_of_refusals_is_what_the_sources_can_answer() -> None:
+    told = {(code.strip("`"), status) for code, status in table("What is refused", "`code` | status").items()}
+    assert told == refusals()
 
 
 def test_the_table_of_strategy_fields_is_the_form_of_the_admin() -> None:
