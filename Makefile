@@ -7,6 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 ONCE ?=
+MINUTES ?= 10
 
 BIN := $(VENV)/bin
 # Named after PYTHON, so that another interpreter makes another start.
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
 CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engines check run bench clean
+.PHONY: help setup demo test test-engines test-clients fuzz drill soak check run bench clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +32,23 @@ test: $(STAMP)  ## run the tests (ARGS=... for pytest)
 test-engines: $(STAMP)  ## run the tests against real engines, which are installed in .engines first (ENGINES_DIR=...)
 	@$(BIN)/python engines/prepare.py
 	@$(BIN)/python -m pytest tests/engines -m engine $(ARGS)
+
+test-clients: $(STAMP)  ## read streams with the clients of PyPI and npm, which are installed in build/clients first
+	@$(BIN)/python tests/clients/prepare.py
+	@$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
+
+fuzz: $(STAMP)  ## let random events loose on the core, each fuzzer for MINUTES=10 (ARGS=NAME for one)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check atheris \
+		2>/dev/null || echo "atheris cannot be installed for this Python: hypothesis alone"
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
+
+drill: $(STAMP)  ## break many streams at random places and compare each answer (ARGS="--total 10000 --seed 1")
+	@$(BIN)/python manage.py drill $(ARGS)
+
+soak: $(STAMP)  ## the drill for an hour, with memory, descriptors, tasks and latency drawn in build/soak.png
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[soak]'
+	@mkdir -p build
+	@$(BIN)/python manage.py drill --minutes 60 --plot build/soak.png --require-flat $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, missing migrations, system checks
 	@$(BIN)/ruff check --quiet .

@@ -6,6 +6,8 @@ a database that is away, or not migrated, does not: requests are proxied, and `/
 
 import logging
 import os
+import sys
+from http import HTTPStatus
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter  # type: ignore[import-untyped]
@@ -47,6 +49,13 @@ def _in_one_line(message: checks.CheckMessage) -> str:
     return f"({message.id}) {subject}{message.msg}{hint}"
 
 
+def name_statuses() -> None:
+    """Twisted, under daphne and serve, has no words for some, and some clients show the words of the status line."""
+    twisted = sys.modules.get("twisted.web.http")
+    for status in HTTPStatus if twisted is not None else ():
+        twisted.RESPONSES.setdefault(status.value, status.phrase.encode())  # type: ignore[union-attr]
+
+
 async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Django, with a way to break the client's connection off where the server has none of its own."""
     scope = scope | {"root_path": ""}  # daphne takes it from a header, which any client may send
@@ -58,6 +67,7 @@ async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 check_settings()
+name_statuses()
 cache.start()
 if not cache.wait_until_loaded(STRATEGIES_SECONDS):
     logger.warning("the strategies are not loaded yet; streams are not guarded until they are")

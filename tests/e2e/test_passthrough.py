@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from http import HTTPStatus
 
 import pytest
 
@@ -235,6 +236,13 @@ def test_the_status_is_the_upstreams(plain: Gateway, upstream: Upstream, status:
     upstream.script(json_reply({"detail": "as it says"}, status))
     answer = call(plain.port, "GET", "/v1/models")
     assert (answer.status, answer.json()) == (int(status[:3]), {"detail": "as it says"})
+
+
+@pytest.mark.parametrize("status", ["422 Unprocessable Entity", "429 Too Many Requests", "418 I'm a Teapot"])
+def test_the_status_line_has_words_for_every_status(plain: Gateway, upstream: Upstream, status: str) -> None:
+    upstream.script(json_reply({}, status))
+    answer = call(plain.port, "GET", "/v1/models")
+    assert answer.reason == HTTPStatus(int(status[:3])).phrase
 
 
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
