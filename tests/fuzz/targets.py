@@ -61,10 +61,10 @@ def decoder(data: bytes) -> None:
     assert kept == stream.removeprefix(b"\xef\xbb\xbf")
     last = of.finish()
     if last is not None:
-        assert [e.data for e in EventDecoder(2**30).feed(closed(last.raw)) if e.data is not None] in (
-            [],
-            [last.data],
-        )
+        again = EventDecoder(2**30).feed(
+            b"\n" + closed(last.raw)
+        )  # where no byte order mark is taken for one
+        assert [one.data for one in again if one.data is not None] == [last.data] * (last.data is not None)
 
 
 def chunks(data: bytes) -> None:
