@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
+from django.core.exceptions import SuspiciousOperation
+from django.http import Http404
 from django.test import AsyncClient
 
 from continuation import audit, views
@@ -488,15 +490,25 @@ def test_a_thinking_that_starts_again_under_the_other_name_goes_on_as_one() -> N
 # -- a fault of the gateway's own ---------------------------------------------------------------------
 
 
-async def test_a_fault_in_a_view_is_a_500_in_json_with_a_request_id(monkeypatch: pytest.MonkeyPatch) -> None:
+RAISED: list[tuple[Exception, int, str]] = [
+    (ZeroDivisionError(), 500, "internal_error"),
+    (SuspiciousOperation(), 400, "bad_request"),
+    (Http404(), 404, "not_found"),
+]
+
+
+@pytest.mark.parametrize("fault,status,code", RAISED, ids=[code for _, _, code in RAISED])
+async def test_what_a_view_raises_is_answered_in_json_with_the_request_id(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int, code: str
+) -> None:
     def broken_view(*args: object) -> None:
-        raise ZeroDivisionError
+        raise fault
 
     monkeypatch.setattr(views, "_body_size", broken_view)
     client = AsyncClient(raise_request_exception=False)
     answer = await client.get("/v1/models", headers={"X-Request-Id": "mine"})
-    assert (answer.status_code, answer.headers["X-Request-Id"]) == (500, "mine")
-    assert json.loads(answer.content)["error"]["code"] == "internal_error"
+    assert (answer.status_code, answer.headers["X-Request-Id"]) == (status, "mine")
+    assert json.loads(answer.content)["error"]["code"] == code
 
 
 def test_the_strict_reader_of_these_tests_is_strict() -> None:
