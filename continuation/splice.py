@@ -730,15 +730,15 @@ class Splice:
 
     def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
         self._leg2_message = first_line(message, self._conversation())
-        words = self._last_words() if reason is not Reason.LEG2_RESTARTED else []
+        words = [] if reason is Reason.LEG2_RESTARTED or self._shelf2.holding else self._last_words()
+        self._shelf2.drop()
         if words and self._rewriter and self._rewriter.finish_sent:  # a stop string was among them
             return [*_send(words), *self._leg2_finished(now)]
         return [*_send(words), *self._failed(reason, now)]
 
     def _last_words(self) -> list[bytes]:
         """Text that the seam still holds has been generated, and nothing will come any more to take it back."""
-        if self._rewriter is None or self._shelf2.holding:
-            self._shelf2.drop()
+        if self._rewriter is None:
             return []
         try:
             return self._rewriter.last_words()
