@@ -27,6 +27,8 @@ from strategies.types import Partial
 PIECES_JOINED = 1024
 # An id takes several bytes in the request that carries it.
 ID_BYTES = 4
+# More choices than any engine gives are not told apart.
+MOST_CHOICES = 128
 
 
 class Text:
@@ -75,6 +77,7 @@ class Leg:
         "_ids_shown",
         "_limit",
         "_lost_ids",
+        "_open_choices",
         "_reasoning",
         "created",
         "events",
@@ -117,6 +120,7 @@ class Leg:
         self.finish: str | None = None
         self.tool_call_seen = False
         self.other_choices = False
+        self._open_choices: set[int] = set()
         self.unreadable = False
         self.last_usage: JSON | None = None
         self.usage_current = False
@@ -154,11 +158,17 @@ class Leg:
         """Whether the newest ids have not shown as text yet: half a character, or a control token."""
         return len(self._ids) > self._ids_shown
 
+    @property
+    def another_goes_on(self) -> bool:
+        """Whether a choice that the engine sent unasked has not had its finish_reason."""
+        return bool(self._open_choices)
+
     def copy(self) -> Leg:
         """As it is now; what either of the two takes in from here on leaves the other alone."""
         other = copy(self)
         other._reasoning, other._content = self._reasoning.copy(), self._content.copy()
         other._ids, other.tool_ids = [*self._ids], [*self.tool_ids]
+        other._open_choices = {*self._open_choices}
         return other
 
     def take_identity(self, later: Leg) -> None:
@@ -189,8 +199,9 @@ class Leg:
         self.prompt_ids = self.prompt_ids or _ids_in(chunk.get("prompt_token_ids"))
 
     def _choice(self, choice: JSON) -> None:
-        if index_of(choice) != 0:
+        if (index := index_of(choice)) != 0:
             self.other_choices = True
+            self._other_choice(index, over=finish_of(choice) is not None)
             return
         delta = delta_of(choice)
         self.role_seen = self.role_seen or bool(delta.get("role"))
@@ -202,6 +213,12 @@ class Leg:
         if any(delta.values()):
             self._ids_shown = len(self._ids)
         self.finish = self.finish or finish_of(choice)
+
+    def _other_choice(self, index: int, *, over: bool) -> None:
+        if over:
+            self._open_choices.discard(index)
+        elif len(self._open_choices) < MOST_CHOICES:
+            self._open_choices.add(index)
 
     def _take_ids(self, ids: tuple[int, ...]) -> None:
         self._lost_ids = self._lost_ids or (len(self._ids) + len(ids)) * ID_BYTES > self._limit

@@ -81,12 +81,13 @@ class OpeningTag:
 
 
 class Restart:
-    """Compares leg 2 with the start of the partial, as one text over both fields."""
+    """Compares leg 2 with the start of the partial, as one text over both fields; white space before it is no text."""
 
     def __init__(self, partial: Partial) -> None:
-        told = {partial.content, partial.reasoning + partial.content}
+        told = {text.lstrip() for text in (partial.content, partial.reasoning + partial.content)}
         self._references = [text for text in told if _is_telling(text)]
         self._held: Pieces = []
+        self._space = 0  # characters of white space that leg 2 began with
         self._seen = 0
         self.detected = False
 
@@ -95,6 +96,11 @@ class Restart:
             return [piece]
         field, text = piece
         self._held.append(piece)
+        if not self._seen:
+            text = text.lstrip()
+            self._space += len(piece[1]) - len(text)
+            if self._space > RESTART_CHARS or not text:
+                return [] if self._space <= RESTART_CHARS else self._departed()
         start, self._seen = self._seen, self._seen + len(text)
         repeated = {told: start + _common(told[start : self._seen], text) for told in self._references}
         if whole := next((told for told, n in repeated.items() if n == len(told)), None):

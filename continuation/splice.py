@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 
 
 # What a client is told by the reason itself, for its failure alone would not explain it.
-OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING)
+OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING, Reason.EVENT_TOO_LARGE)
 # In an event that is too large to be read, a finish_reason is found by its name; in a text its quotes are escaped.
 _FINISH = re.compile(rb'"finish_reason" ?: ?"(\w+)"')
 _FINISH_BYTES = 64
@@ -498,6 +498,7 @@ class Splice:
         if self._leg1.finish:
             self._verdict = Verdict(Decision.COMPLETE, Reason.ENDING_LOST)
             return [Send(b"\n\n"), *self._completed(None, now)]
+        self._verdict = Verdict(Decision.REFUSE, Reason.EVENT_TOO_LARGE)
         return [Send(b"\n\n"), *self._failed(Reason.EVENT_TOO_LARGE, now)]
 
     # -- the decision ------------------------------------------------------------------------------
@@ -512,6 +513,9 @@ class Splice:
             self._failure_detail = error_message(value)
         if self._leg1.finish:
             self._weigh()
+            if self._leg1.another_goes_on:
+                self._verdict = Verdict(Decision.REFUSE, Reason.MULTIPLE_CHOICES)
+                return self._failed(Reason.MULTIPLE_CHOICES, now)
             self._verdict = Verdict(Decision.COMPLETE, Reason.ENDING_LOST)
             return self._completed(None, now)
         whole, self._leg1 = self._leg1, self._delivered_leg

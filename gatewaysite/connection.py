@@ -236,6 +236,8 @@ class Exchange(WebRequest):  # type: ignore[misc]
 
     def refuse_body(self, limit: int) -> None:
         message = f"The request body is larger than {limit / 2**20:g} MB."
+        given = self.requestHeaders.getRawHeaders(b"x-request-id", [b"(none given)"])[0].decode("latin-1")
+        logger.warning("request %s: request_too_large: more than %d bytes", given, limit)
         answer = json_error(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "invalid_request_error", "request_too_large"
         )

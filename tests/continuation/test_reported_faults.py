@@ -516,3 +516,14 @@ def test_the_strict_reader_of_these_tests_is_strict() -> None:
         told(DONE + content("a"))
     with pytest.raises(AssertionError):
         told(content("a")[:-1])
+
+
+@pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
+def test_a_second_choice_that_nobody_asked_for_is_not_cut_off_and_called_whole(failure: Failure) -> None:
+    play = Play().reads(choice(0, "a"), choice(1, "b"), chunk({}, "stop")).ends(failure)
+    assert DONE not in play.sent
+    assert (play.record.outcome, play.record.reason) == ("failed", "multiple_choices")
+    over = event({**ID, "choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]})
+    play = Play().reads(choice(0, "a"), choice(1, "b"), chunk({}, "stop"), over).ends(failure)
+    assert play.sent.endswith(DONE)
+    assert (play.record.outcome, play.record.reason) == ("completed", "ending_lost")

@@ -54,6 +54,31 @@ CASES: dict[str, tuple[CompiledStrategy, Partial, list[tuple[Field, str]], tuple
         [(C, "Hello world and all")],
         ("", "and all"),
     ),
+    "the whole told again behind a line break": (
+        PLAIN,
+        Partial("", "Hello world "),
+        [(C, "\n\n"), (C, "Hello world and all")],
+        ("", "and all"),
+    ),
+    "the whole told again without its line break": (
+        PLAIN,
+        Partial("", "\n\nHello world "),
+        [(C, "Hello world and all")],
+        ("", "and all"),
+    ),
+    "white space and no repetition": (
+        PLAIN,
+        Partial("", "Hello world"),
+        [(C, "\n"), (C, "\nHi")],
+        ("", "\n\nHi"),
+    ),
+    "white space alone": (PLAIN, Partial("", "Hello world"), [(C, " "), (C, "\n")], ("", " \n")),
+    "a page of white space": (
+        PLAIN,
+        Partial("", "Hello world"),
+        [(C, " " * 41), (C, "Hello world")],
+        ("", " " * 41 + "Hello world"),
+    ),
     "no more than the whole": (PLAIN, Partial("", "Hello world "), [(C, "Hello world ")], ("", "")),
     "reasoning and content again": (
         PLAIN,

@@ -539,6 +539,8 @@ def test_an_event_that_is_too_large_and_breaks_off_is_told(failure: Failure) -> 
     play = Play(event_limit=100).reads(LARGE).ends(failure)
     assert play.sent.endswith(b"}}\n\n")
     assert (play.record.outcome, play.record.reason) == ("failed", "event_too_large")
+    assert play.record.decision == "refuse"
+    assert json.loads(play.sent.split(b"data: ")[-1])["error"]["code"] == "event_too_large"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.e2e.conftest import Chat, GatewayFor
 from tests.e2e.faults import CUT, EOF, Fault
 from tests.e2e.test_token_route import TOKEN_ROUTE, rows_edited
 from tests.harness.client import Answer, Stream, call, one_failed_ending, one_whole_answer, request_id
-from tests.harness.gateway import SERVER, TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Gateway, migrated_database
 from tests.harness.shapes import SGLANG, SGLANG_LEG2, VLLM, VLLM_LEG2, Sglang, Vllm, ended, joined, started
 from tests.harness.upstream import (
     DONE,
@@ -155,9 +155,7 @@ REFUSED: dict[str, list[tuple[int, Asked]]] = {
 }
 # Those that a view cannot provoke are beside the core's tests, that of a stop is with those of the stop.
 ELSEWHERE = {"internal_error", "bad_request", "shutting_down"}
-LOGGED = {"invalid_header", "downstream_unreachable", "downstream_timeout"}
-if SERVER != "serve":  # which refuses a body before any view hears of it
-    LOGGED.add("request_too_large")
+LOGGED = {"invalid_header", "downstream_unreachable", "downstream_timeout", "request_too_large"}
 EACH = [(code, status, asked) for code, cases in REFUSED.items() for status, asked in cases]
 
 
