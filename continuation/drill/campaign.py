@@ -30,6 +30,8 @@ from continuation.drill.stage import SIMULATED, Engine, Gateway, other_engine, s
 from continuation.drill.wire import BROKEN, Address, request_bytes, until
 
 SAMPLE_SECONDS = 2.0
+# The first part of a drill, in which a process fills its caches, is not compared with the last.
+WARMING = 0.1
 WRONG_SHOWN = 20
 _WRONG_KEPT = 1000
 _AUDIT_SECONDS = 5.0
@@ -61,6 +63,11 @@ class Choices:
     idle_seconds: float = 4.0
     delay_ms: float = 50.0
     only: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int | None:
+        """Streams after which the drill ends; None without a limit."""
+        return len(self.only) or self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,16 @@ class Result:
     @property
     def done(self) -> int:
         return sum(sum(row.values()) for row in self.tally.values())
+
+    @property
+    def share(self) -> float:
+        """How much of the drill is done, from 0 to 1: by time or by number, whichever is first."""
+        choices, shares = self.choices, [0.0]
+        if choices.minutes is not None:
+            shares.append(self.seconds / max(choices.minutes * 60, 0.001))
+        if choices.most:
+            shares.append(self.done / choices.most)
+        return min(1.0, max(shares))
 
     def count(self, outcome: Outcome) -> int:
         return sum(row[outcome] for row in self.tally.values())
@@ -393,11 +410,12 @@ class Campaign:
             told = await self._health()
             result, pid = self._result, self._on.gateway.pid
             seen = process(pid)
-            streams = self._choices.streams
-            steady = result.done >= streams and self._open == streams and not self._over
+            result.seconds = time.monotonic() - self._began
+            full = result.done >= self._choices.streams == self._open
+            steady = full and result.share >= WARMING and not self._over
             result.samples.append(
                 Sample(
-                    round(time.monotonic() - self._began, 2),
+                    round(result.seconds, 2),
                     steady,
                     seen.memory_mb,
                     seen.descriptors,

@@ -222,7 +222,7 @@ class Exchange:
 
     async def _hand(self, event: bytes) -> None:
         leg, framing = self._leg, self._framing
-        data = framing.dress(event, self._rng, first=not leg.events)
+        data = framing.dress(event, self._rng, first=not leg.body)
         self._note_silence()
         try:
             await self._write(data)
@@ -359,7 +359,7 @@ class Exchange:
 
     async def _cut_event(self, strike: Strike, coming: bytes) -> bool:
         if strike.how == "blank_line" and not has_finish(coming):
-            line = self._framing.dress(coming, self._rng, first=not self._leg.events).rstrip(b"\r\n")
+            line = self._framing.dress(coming, self._rng, first=not self._leg.body).rstrip(b"\r\n")
             await self._write(line)
             self._leg.events.append(coming)
             self._leg.raw += line

@@ -18,6 +18,7 @@ COLUMNS = (
 )
 # So long after its stream's end a row may still come: they are written in batches, behind the streams.
 PATIENCE = 60.0
+_MOMENT = 3.0
 _BATCH = 5000
 _LOCKED_SECONDS = 20.0
 
@@ -95,7 +96,10 @@ class Ledger:
 
     @property
     def waits(self) -> bool:
-        return any(expected.row is not None and not expected.judged for expected in self.expected.values())
+        """Whether a row is due that can still come; for one that decides nothing a moment is enough."""
+        moment = time.monotonic() - _MOMENT
+        due = (one for one in self.expected.values() if one.row is not None)
+        return any(not one.judged or one.since > moment for one in due)
 
 
 def in_words(row: Row) -> str:

@@ -7,7 +7,7 @@ Places are counted in events of the uninterrupted answer, which is asked for bef
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
 from typing import Any
@@ -229,6 +229,10 @@ def _no_fault(kind: str, rng: Random, reference: Reference) -> Parts:
 def _continuation_fault(kind: str, rng: Random, reference: Reference) -> Parts:
     after = rng.choice(reference.after_chars(_LEAST_CHARS[kind]))
     leg1 = _strike(rng.choice(BREAKS), rng, after)
+    if (
+        after == reference.text_ends_at and leg1.how == "blank_line"
+    ):  # the event counts, and may be a tool call
+        leg1 = replace(leg1, how="json")
     return {"leg1": leg1, "leg2": _LEG2[kind](rng)}
 
 

@@ -58,6 +58,18 @@ QUESTIONS: tuple[Mapping[str, Any], ...] = (
     {"messages": [_user("Use both tools for Rome: its weather, its time.")], "tools": [_WEATHER, _CLOCK]},
     {"messages": [_user("天气怎么样？请调用工具。")], "tools": [_WEATHER, _CLOCK], **_NO_THINKING},
     {"messages": [_user("A plain question, although there is a function to call.")], "tools": [_CLOCK]},
+    # Stop strings that end the simulated answer, each with one that it only begins to write. They go over many tokens,
+    # so that cuts fall inside them, and before text that the engine holds back.
+    {"messages": [_user("List three things.")], "stop": ["杭州的西湖和river都", "由753个片段，"]},
+    {
+        "messages": [_user("Explain the difference between a river and a lake, in a list.")],
+        "stop": ["waits\n- last, the", "- the rest 🍎"],
+    },
+    {
+        "messages": [_user("Where do streams end?")],
+        "stop": ["row of large", "carries number 881.  That"],
+        "max_tokens": 9000,
+    },
 )
 
 

@@ -44,7 +44,7 @@ class Bar:
             self._write("\r\x1b[K")
 
     def _words(self, result: Result, open_: int, rate: float) -> str:
-        share, left = _share(result, rate)
+        share, left = result.share, _left(result, rate)
         full = round(share * BAR)
         bar = f"[{'#' * full}{'-' * (BAR - full)}] {share:4.0%}"
         counts = f"{result.done:,} streams, {open_} open, {rate:.1f}/s, {result.wrong_count} wrong"
@@ -55,17 +55,14 @@ class Bar:
         self._write(f"\r\x1b[K{shown}" if self._terminal else f"{text}\n")
 
 
-def _share(result: Result, rate: float) -> tuple[float, float]:
-    """How much of the drill is done, and the seconds that are left: by time or by number, whichever is first."""
-    choices = result.choices
-    ends: list[tuple[float, float]] = []
+def _left(result: Result, rate: float) -> float:
+    """Seconds until time or number is reached, whichever is first."""
+    choices, ends = result.choices, [float("inf")]
     if choices.minutes is not None:
-        at = result.samples[-1].at if result.samples else 0.0
-        ends.append((at / max(choices.minutes * 60, 0.001), choices.minutes * 60 - at))
-    if total := len(choices.only) or choices.total:
-        ends.append((result.done / total, (total - result.done) / rate if rate else 0.0))
-    share, left = max(ends, default=(0.0, 0.0))
-    return min(1.0, share), max(0.0, left)
+        ends.append(choices.minutes * 60 - result.seconds)
+    if total := choices.most:
+        ends.append((total - result.done) / rate if rate else 0.0)
+    return max(0.0, min(ends))
 
 
 def _clock(seconds: float) -> str:

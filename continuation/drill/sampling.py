@@ -73,7 +73,7 @@ def _share(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """at: seconds since the drill began. steady: all streams are open, and new ones follow.
+    """at: seconds since the drill began. steady: warm, all streams are open, and new ones follow.
 
     tasks and streams are those that the gateway itself tells at /health, None where it does not.
     """

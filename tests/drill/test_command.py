@@ -19,7 +19,9 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from continuation.drill import plot
+from continuation.drill.campaign import Choices, Result
 from continuation.drill.kinds import KINDS
+from continuation.drill.sampling import Sample
 from continuation.drill.wire import Address, Connection
 from continuation.simulator import Config
 from tests.e2e.test_simulated import running
@@ -275,6 +277,16 @@ def test_a_picture_that_could_not_be_kept_is_refused_before_anything_is_started(
     monkeypatch.setattr(plot, "is_available", lambda: True)
     with pytest.raises(CommandError, match=r"--plot: there is no directory"):
         call_command("drill", "--plot", str(tmp_path / "nowhere" / "soak.png"))
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pip install '.[soak]'")
+    told = Result(Choices(kinds=("none",)))
+    for second in range(30):
+        latency = {"first_p50_ms": 9.0, "gap_p50_ms": 1.0 + second, "gap_p99_ms": 30.0, "seam_p50_ms": None}
+        told.samples.append(Sample(second, True, 90.0, 50, 3, None, None, 9, second, 0, latency))
+    plot.draw(told, tmp_path / "soak.png")
+    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_help_names_the_faults_and_what_they_do() -> None:

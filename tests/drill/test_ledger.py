@@ -181,6 +181,8 @@ def test_what_grew_and_what_was_not_measured_is_named() -> None:
 
 
 def test_progress_is_one_line_on_a_terminal_and_a_few_lines_elsewhere() -> None:
+    assert result(minutes=2.0, total=300).share == pytest.approx(61 / 120)
+    assert result(minutes=60.0, only=(4, 5, 6, 7)).share == pytest.approx(3 / 4)
     out: list[str] = []
     bar = report.Bar(out.append, 80, terminal=True)
     bar.show(result(), "starting", 0)
