@@ -40,6 +40,8 @@ _HEALTH_SECONDS = 10.0
 _REFERENCE_SECONDS = 300.0
 _NOTED_SECONDS = 5.0
 _SETTLE_PAUSE_SECONDS = 0.2
+# Here leg 2 has nothing new to say for a while, and the gateway is not what takes the time.
+_SLOW_SEAMS = ("leg2_pause", "leg2_restarted", "leg2_departed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +341,7 @@ class Campaign:
         first = heard.first_at - heard.sent_at if heard.first_at is not None else None
         slow = plan.kind in ("late", "client_slow", "pause")
         stalled = plan.leg1 is not None and plan.leg1.name in STALLS
-        seam = heard.seam_gap if not stalled and plan.kind != "leg2_pause" else None
+        seam = None if stalled or plan.kind in _SLOW_SEAMS else heard.seam_gap
         for latencies in (self._latencies, self._over_all):
             latencies.add(None if slow else first, () if slow or stalled else heard.gaps, seam)
 
