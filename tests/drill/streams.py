@@ -71,7 +71,7 @@ def leg(number: int, handed: list[bytes], *, ended: str = "broken", struck: bool
 def flight(plan: Plan, legs: list[Leg], heard: bytes | list[bytes], ended: str = "clean") -> Flight:
     """A guarded stream that was answered with `heard`."""
     told = Flight(plan, "drill-1-0", b"{}", legs)
-    told.heard.status, told.heard.ended = 200, ended
+    told.heard.status, told.heard.ended = (200 if legs else 0), ended
     told.heard.raw = bytearray(heard if isinstance(heard, bytes) else b"".join(heard))
     told.heard.fields = {
         "x-request-id": "drill-1-0",
