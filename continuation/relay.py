@@ -192,8 +192,18 @@ class Relay:
         if upstream.status == 200 and upstream.is_event_stream and not upstream.is_encoded:
             self._splice.leg2_opened(upstream.status, now, upstream.delivered)
             return []
-        refusal = await _beginning(upstream.body)
+        refusal = await self._beginning(upstream.body)
         return self._splice.leg2_refused(upstream.status, refusal, time.monotonic())
+
+    async def _beginning(self, body: Readable) -> bytes:
+        """The first part of a refusal; what cannot be read, or not in time, is left out."""
+        read = b""
+        seconds = 0.0 if self._shutting_down else REFUSAL_SECONDS
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(seconds) as self._waiting:
+                while len(read) < REFUSAL_BYTES and (more := await body.read()):
+                    read += more
+        return read
 
     async def _close_leg(self) -> None:
         body, self._body = self._body, None
@@ -229,16 +239,6 @@ def keep(record: StreamRecord | None) -> None:
         " ".join(filter(None, (record.outcome, record.reason))),
     )
     audit.record(record)
-
-
-async def _beginning(body: Readable) -> bytes:
-    """The first part of a refusal; what cannot be read, or not in time, is left out."""
-    read = b""
-    with suppress(TimeoutError, httpx.HTTPError):
-        async with asyncio.timeout(REFUSAL_SECONDS):
-            while len(read) < REFUSAL_BYTES and (more := await body.read()):
-                read += more
-    return read
 
 
 async def _let_end(body: Readable) -> None:

@@ -326,6 +326,7 @@ class Splice:
         self._failure = self._failure or Failure.DISCONNECT
         self._held = None
         unfinished = self._shelf.release() + (b"\n\n" if self.phase is Phase.UNFRAMED else b"")
+        unfinished += self._early_usage if self._leg2 is None else b""
         self._shelf2.drop()
         self._outcome, self._reason = Outcome.FAILED, Reason.INTERNAL_ERROR
         self.phase, self._ended_at = Phase.FAILED, now

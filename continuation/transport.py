@@ -50,7 +50,7 @@ class Body(httpx.AsyncByteStream):
         self._answer = answer
         self._request = request
         self._protocol = answer.connection.protocol if answer.connection is not None else None
-        self._lost = self._protocol.closed if self._protocol is not None else None
+        self._lost = self._closed = self._protocol.closed if self._protocol is not None else None
         if self._lost is not None:
             self._lost.remove_done_callback(_noticed)  # the connection may have served an answer before
             self._lost.add_done_callback(_noticed)
@@ -62,7 +62,16 @@ class Body(httpx.AsyncByteStream):
         if content.exception() is not None and (arrived := _arrived(content)):
             return arrived
         with _as_httpx_errors(self._request):
-            return await content.readany()
+            return await content.readany() or self._clean_end()
+
+    def _clean_end(self) -> bytes:
+        """Where only the end of the connection ends an answer, aiohttp takes a reset for one."""
+        closed, framing = self._closed, self._answer.headers
+        if closed is None or "Content-Length" in framing or "Transfer-Encoding" in framing:
+            return b""
+        if closed.done() and not closed.cancelled() and (trouble := closed.exception()) is not None:
+            raise trouble
+        return b""
 
     def read_nowait(self) -> bytes:
         """What has arrived already; "" if nothing has."""

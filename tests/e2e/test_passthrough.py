@@ -281,6 +281,22 @@ def test_a_body_that_was_cut_looks_cut(
     assert not stream.complete
 
 
+@pytest.mark.parametrize("begun", [b"some", b""])
+def test_a_reset_is_no_end_where_only_the_connection_ends_an_answer(
+    plain: Gateway, upstream: Upstream, open_stream: Chat, begun: bytes
+) -> None:
+    gate = Gate()
+    steps = [*([Send(begun)] if begun else []), Pause(gate), Reset()]
+    upstream.script(Reply(steps, headers=TEXT, framing="close"))
+    stream = open_stream(plain, "GET", "/v1/files/1")
+    assert stream.read_head().status == 200
+    if begun:
+        stream.read_until(begun)
+    gate.open()
+    assert stream.read_rest().body == begun
+    assert not stream.complete
+
+
 def test_twelve_megabytes_go_through(plain: Gateway, upstream: Upstream) -> None:
     body = BINARY * 4
     upstream.script(OK, OK)
