@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import httpx
+from aiohttp.http import HttpProcessingError
 
 
 def describe(trouble: BaseException) -> str:
     """One line for operators: the innermost cause with its type, 200 characters at most."""
     while trouble.__cause__ is not None:
         trouble = trouble.__cause__
-    return f"{type(trouble).__name__}: {trouble}".rstrip(": ")[:200]
+    # aiohttp's errors of framing put the status before what they have to say.
+    said = trouble.message if isinstance(trouble, HttpProcessingError) else str(trouble)
+    return f"{type(trouble).__name__}: {' '.join(said.split())}".rstrip(": ")[:200]
 
 
 def status_for(trouble: httpx.HTTPError) -> int:

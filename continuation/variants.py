@@ -307,7 +307,9 @@ def _says(
     if not changes:
         yield "No other settings scored better: leave the row as it is."
     else:
-        yield f"Best ({best.variant.route}): {_score(best)}. To get there:"
+        equal = ", no more, but it costs less or agrees better with what the engine says"
+        same = best.total.exact == configured.total.exact and best.total.diverged == configured.total.diverged
+        yield f"Best ({best.variant.route}): {_score(best)}{equal if same else ''}. To get there:"
         now = settings_of(row)
         for name, value in changes.items():
             yield f"Change {LABELS[name]} from {shown(now[name])} to {shown(value)}."
@@ -332,7 +334,7 @@ def _remarks(able: Sequence[Measured], best: Measured, known: Knowledge) -> Iter
     if known.honours_flag is False:
         yield "The renderer ignores continue_final_message: chat-continue cannot work with this model here."
     if known.engine is Engine.VLLM and known.scale_out is False and left:
-        yield "With --enable-scale-out the engine would offer the token route, which is mostly exact everywhere."
+        yield "With --enable-scale-out the engine would offer the token route, which is exact more often."
     if known.repeats is False:
         yield (
             "The engine did not repeat its own greedy answer: differences may be the engine's. Run it with "

@@ -11,7 +11,9 @@ from gatewaysite.environment import Environment
 BASE_DIR = Path(__file__).resolve().parent.parent
 _environ = environ.FileAwareEnv()
 if (BASE_DIR / ".env").is_file():
-    _environ.read_env(BASE_DIR / ".env")
+    environ.Env.read_env(
+        BASE_DIR / ".env"
+    )  # FileAwareEnv would read the files already, and fail less politely
 _env = Environment(_environ)
 
 # -- the gateway ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from datetime import datetime
 
@@ -44,7 +45,7 @@ class BookShelf:
             try:
                 self._fill()
             except (DatabaseError, UnusableRow) as trouble:
-                self._log_once(f"strategies stay as they were: {_in_one_line(trouble)}")
+                self._log_once(f"strategies stay as they were: {_in_one_line(trouble)}{_hint(trouble)}")
                 return False
             except Exception as trouble:  # a bug; even so, requests go on with the book they have
                 self._log_once(f"strategies stay as they were: {_in_one_line(trouble)}", exc_info=True)
@@ -196,6 +197,12 @@ def _close_connection() -> None:
         connections[router.db_for_read(Strategy)].close()
     except Exception as trouble:
         logger.warning("the connection that strategies are read by did not close: %s", _in_one_line(trouble))
+
+
+def _hint(trouble: Exception) -> str:
+    """SQLite, PostgreSQL and MySQL each have words of their own for a table or column that is not there."""
+    missing = re.search(r"no such (table|column)|does not exist|doesn't exist|Unknown column", str(trouble))
+    return "; run `manage.py migrate`" if missing and isinstance(trouble, DatabaseError) else ""
 
 
 def _in_one_line(trouble: Exception) -> str:

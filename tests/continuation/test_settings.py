@@ -311,6 +311,17 @@ def test_sqlite_waits_for_locks_and_other_databases_keep_their_options(site: Pat
     assert (postgres["ENGINE"], postgres["CONN_MAX_AGE"]) == ("django.db.backends.postgresql", 0)
 
 
+def test_an_empty_line_of_the_env_file_gives_way_to_a_file_which_is_named_if_it_cannot_be_read(
+    site: Path,
+) -> None:
+    (site / ".env").write_text("DOWNSTREAM_URL=http://there\nSECRET_KEY=\n")
+    (site / "key").write_text("from a file\n")
+    assert loaded(site, SECRET_KEY_FILE=str(site / "key"))["SECRET_KEY"] == "from a file"
+    refused = load(site, SECRET_KEY_FILE=str(site / "nowhere"))
+    assert refused.returncode != 0
+    assert "SECRET_KEY_FILE cannot be read" in refused.stderr
+
+
 def test_a_env_file_is_read_and_the_process_environment_wins(site: Path) -> None:
     (site / "key").write_text("from a file\n")
     (site / ".env").write_text(

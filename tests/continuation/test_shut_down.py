@@ -82,3 +82,9 @@ def test_in_the_middle_of_an_event_that_is_too_large_the_ending_is_an_event_of_i
     assert play.splice.phase is Phase.UNFRAMED
     sent = shut_down(play).sent
     assert sent.rpartition(b"\n\ndata: ")[2].startswith(b'{"error":')
+
+
+def test_a_usage_that_was_held_for_the_ending_comes_before_the_error() -> None:
+    sent = shut_down(Play(WITH_USAGE).reads(role(), content("Salt"), usage(1, 1))).sent
+    assert sent.startswith(role() + content("Salt") + usage(1, 1) + b'data: {"error":')
+    assert sent.count(b'"usage"') == 1

@@ -11,6 +11,7 @@ import httpx
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
 
 from continuation import verification_runs
 from continuation.chunks import JSON
@@ -205,6 +206,10 @@ def _strategy(name: str) -> Strategy:
     except Strategy.DoesNotExist:
         names = ", ".join(Strategy.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"there is no strategy {name!r}; there are: {names}") from None
+    except DatabaseError as trouble:
+        raise CommandError(
+            f"the strategies cannot be read ({trouble}); run `manage.py migrate` first"
+        ) from None
 
 
 def _prompts(path: Path) -> tuple[JSON, ...]:
