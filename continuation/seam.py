@@ -200,9 +200,15 @@ class TrimmedSpace:
             return []
         return self.flush()
 
+    def forget(self) -> None:
+        """The repetition has been swallowed elsewhere."""
+        self._tail = ""
+
     def flush(self) -> Pieces:
         held, tail = "".join(self._held), self._tail
         self._held, self._tail = [], ""
+        if tail.startswith(held):  # leg 2 ended while it was telling the tail again
+            return []
         return _pieces(self._field, held[_repeated(held, tail) :])
 
 
@@ -343,10 +349,8 @@ class Seam:
             self._restart,
             ClosingToken(strategy.close if thinking else "", strategy.content_open),
         ]
-        self._after_filing: list[Stage] = [
-            TrimmedSpace(field, delivered if strategy.template_trims and not exact else ""),
-            self._stop,
-        ]
+        self._trimmed = TrimmedSpace(field, delivered if strategy.template_trims and not exact else "")
+        self._after_filing: list[Stage] = [self._trimmed, self._stop]
 
     @property
     def restarted(self) -> bool:
@@ -369,12 +373,16 @@ class Seam:
         pieces: Pieces = []
         for stage in self._before_filing:
             pieces = [out for piece in pieces for out in stage.feed(piece)] + stage.flush()
+        if self._restart.detected:
+            self._trimmed.forget()
         pieces = [self._filed(piece) for piece in pieces]
         for stage in self._after_filing:
             pieces = [out for piece in pieces for out in stage.feed(piece)] + stage.flush()
         return pieces
 
     def _shown(self, pieces: Pieces) -> Pieces:
+        if self._restart.detected:
+            self._trimmed.forget()
         pieces = [self._filed(piece) for piece in pieces]
         for stage in self._after_filing:
             pieces = [out for piece in pieces for out in stage.feed(piece)]

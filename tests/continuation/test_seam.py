@@ -79,6 +79,13 @@ CASES: dict[str, tuple[CompiledStrategy, Partial, list[tuple[Field, str]], tuple
         [(C, " " * 41), (C, "Hello world")],
         ("", " " * 41 + "Hello world"),
     ),
+    "white space behind the whole told again": (
+        QWEN,
+        Partial("", "A line and more.\n"),
+        [(C, "A line and more.\n"), (C, "\n"), (C, "Next")],
+        ("", "\nNext"),
+    ),
+    "a start of the trimmed space and no more": (QWEN, Partial("", "def f():\n    "), [(C, "\n")], ("", "")),
     "no more than the whole": (PLAIN, Partial("", "Hello world "), [(C, "Hello world ")], ("", "")),
     "reasoning and content again": (
         PLAIN,

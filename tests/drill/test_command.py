@@ -280,7 +280,6 @@ def test_a_picture_that_could_not_be_kept_is_refused_before_anything_is_started(
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pip install '.[soak]'")
     told = Result(Choices(kinds=("none",)))
     for second in range(30):
         latency = {"first_p50_ms": 9.0, "gap_p50_ms": 1.0 + second, "gap_p99_ms": 30.0, "seam_p50_ms": None}
