@@ -54,11 +54,13 @@ def leaving_cleanly(application: Application) -> Application:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             departure.leave()
-            await asyncio.wait({task}, timeout=LEAVING_SECONDS)
-            if not task.done():
-                task.cancel()
-            elif not task.cancelled():
-                task.exception()  # the server asks for no answer any more
+            try:
+                await asyncio.wait({task}, timeout=LEAVING_SECONDS)
+            finally:  # a second cancellation ends the wait
+                if not task.done():
+                    task.cancel()
+                elif not task.cancelled():
+                    task.exception()  # the server asks for no answer any more
             raise
 
     return run
