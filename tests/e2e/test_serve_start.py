@@ -178,6 +178,13 @@ def test_a_socket_file_that_cannot_be_is_told_in_one_line(tmp_path: Path) -> Non
     assert output == f"CommandError: cannot listen on {tmp_path}/nowhere/socket: No such file or directory\n"
 
 
+def test_a_descriptor_that_cannot_be_is_told_by_its_number(tmp_path: Path) -> None:
+    assert refused(tmp_path, "--fd", "77") == (
+        1,
+        "CommandError: cannot listen on descriptor 77: Bad file descriptor\n",
+    )
+
+
 @pytest.mark.parametrize("port", ["http", "65536", "-1"])
 def test_a_port_that_is_none_is_told(tmp_path: Path, port: str) -> None:
     status, output = refused(tmp_path, f"--port={port}")

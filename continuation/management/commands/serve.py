@@ -36,7 +36,7 @@ class Command(BaseCommand):
         # Not before the settings are known to be right.
         from gatewaysite.serving import Limits, Listener, Server
 
-        address = options["unix_socket"] or f"{options['bind']}:{options['port']}"
+        address = _address(options)
         try:
             listener = Listener(options["bind"], options["port"], options["unix_socket"], options["fd"])
         except OSError as trouble:
@@ -56,6 +56,12 @@ class Command(BaseCommand):
             raise CommandError(f"cannot listen on {address}: {getattr(why, 'strerror', None) or why}")
         if status:
             sys.exit(status)
+
+
+def _address(options: dict[str, Any]) -> str:
+    if options["fd"] is not None:
+        return f"descriptor {options['fd']}"
+    return options["unix_socket"] or f"{options['bind']}:{options['port']}"
 
 
 def _application() -> Any:
