@@ -2,6 +2,7 @@
 
     Channel     one client's connection, and what it has not taken yet
     Exchange    one request on it, and its answer
+    WebSocket   what a connection becomes that asks for it
 
 Bytes go to Twisted's transport, which buffers without end whatever the socket does not take. It tells its producer,
 the channel, to pause when more than 64 KiB wait, and to resume when none do; whoever sends waits in between.
@@ -22,17 +23,30 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
+from autobahn.websocket.types import ConnectionDeny
 from daphne.http_protocol import HTTPFactory, WebRequest  # type: ignore[import-untyped]
+from daphne.utils import INVALID_HEADER_VALUE_BYTES  # type: ignore[import-untyped]
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol  # type: ignore[import-untyped]
 from django.http import HttpResponse
 from twisted.web import http
 
 from continuation.http import json_error
+from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
 
 logger = logging.getLogger(__name__)
 
-# A request that was refused before its body had come: so long is what still comes of it thrown away. A client that
-# is reset in mid-upload may never read the answer.
+# Where a client sends what nobody reads, so long is it still thrown away after the answer. A client that is reset in
+# mid-upload may never read the answer.
 LINGER_SECONDS = 30.0
+# What may wait behind the request that is being answered. Whoever stops reading does not see the client leave.
+PIPELINED_BYTES = 2**16
+LENGTH_DIGITS = 18
+# After the signal to stop, a request gets so long to come whole; a body that is really on its way gets more.
+GRACE_SECONDS = 10.0
+BODY_GRACE_SECONDS = 30.0
+BODY_BYTES_PER_SECOND = 1024
+LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds; a C int
+ROOT_PATH = b"daphne-root-path"
 RESET_POLL_SECONDS = 0.02
 PEER_GRACE_SECONDS = 5.0  # so that it is `watch`, with its line in the log, that notices first where both can
 REFUSED = {400: ("invalid_request_error", "bad_request"), 503: ("unavailable_error", "shutting_down")}
@@ -52,7 +66,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
-        self._refusing = False
+        self._discarding = False  # whatever still comes
+        self._pipelined = 0  # bytes that wait behind the request under way
+        self._received = 0  # bytes of bodies
+        self._hurried_at: float | None = None
+        self._received_then = 0
         self._left: float = 0
         self._taken_at = 0.0
         self._emptied = True  # since the last watch, all that waited was taken
@@ -66,10 +84,15 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         """Between requests, or before the first one."""
         return not self.requests
 
+    @property
+    def is_receiving(self) -> bool:
+        """A request has begun to come, and is not whole."""
+        return bool(self.requests) and not (self._handlingRequest or self._discarding)
+
     def connectionMade(self) -> None:
+        self.server.channel_opened(self)
         super().connectionMade()
         self._notice_dead_peers(self.server.stall_limit)
-        self.server.channel_opened(self)
 
     def connectionLost(self, reason: Any) -> None:
         self._room.set()
@@ -102,7 +125,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     def _notice_dead_peers(self, limit: float) -> None:
         """Where there is room `watch` does not look, but the kernel knows that nothing is acknowledged any more."""
-        milliseconds = int((limit + PEER_GRACE_SECONDS) * 1000)
+        milliseconds = int(min(LONGEST_USER_TIMEOUT, (limit + PEER_GRACE_SECONDS) * 1000))
         with suppress(AttributeError, OSError):  # not on every system, not on every kind of socket
             option = socket.TCP_USER_TIMEOUT
             self.transport.getHandle().setsockopt(socket.IPPROTO_TCP, option, milliseconds)
@@ -159,7 +182,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     def loseConnection(self) -> None:
         """Once all that was written is sent."""
         self._closing = True
-        if self._refusing:
+        if self._discarding:
             self.transport.loseWriteConnection()
             self.callLater(LINGER_SECONDS, self.transport.abortConnection)
         else:
@@ -176,12 +199,41 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             self.transport.abortConnection()
 
     def close_if_idle(self) -> None:
-        if self._refusing:
+        if not self.is_idle:
+            return
+        if self._discarding:
             self.transport.abortConnection()
-        elif self.is_idle:
+        else:
             self.loseConnection()
 
-    # -- bodies that are too large -----------------------------------------------------------------
+    def hurry(self, now: float) -> None:
+        """The server stops: give a request up that does not come whole. `now` runs from the first call on."""
+        if not self.is_receiving:
+            return
+        if self._hurried_at is None:
+            self._hurried_at, self._received_then = now, self._received
+        waited = now - self._hurried_at
+        is_moving = self._received - self._received_then >= waited * BODY_BYTES_PER_SECOND
+        if waited >= (BODY_GRACE_SECONDS if is_moving else GRACE_SECONDS):
+            logger.warning("a request had not come whole %.0f s after the stop began, and is dropped", waited)
+            self.transport.abortConnection()
+
+    # -- what the client sends ---------------------------------------------------------------------
+
+    def headerReceived(self, line: bytes) -> bool:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and len(value.strip()) > LENGTH_DIGITS:
+            self._respondToBadRequestAndDisconnect()
+            return False
+        return bool(super().headerReceived(line))
+
+    def checkPersistence(self, request: Any, version: bytes) -> bool:
+        """Twisted looks for blanks between the options, where commas are."""
+        given = request.requestHeaders.getRawHeaders(b"connection", [])
+        is_last = b"close" in {option.strip().lower() for line in given for option in line.split(b",")}
+        if is_last:
+            request.responseHeaders.setRawHeaders(b"connection", [b"close"])
+        return version == b"HTTP/1.1" and not is_last
 
     def allHeadersReceived(self) -> None:
         if (self.length or 0) > self.server.body_limit:
@@ -191,21 +243,41 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     def refuse_body(self, exchange: Exchange) -> None:
         """Answer now, and throw away the rest of the body."""
-        self._refusing = True
+        self._discarding = True
         self.persistent = 0
         exchange.clientproto, exchange.method, exchange.uri = self._version, self._command, self._path
         exchange.refuse_body(self.server.body_limit)
 
     def dataReceived(self, data: bytes) -> None:
-        if not self._refusing:
+        if not self._discarding:
             super().dataReceived(data)
 
     def rawDataReceived(self, data: bytes) -> None:
-        if not self._refusing:
+        if self._discarding:
+            return
+        if self._handlingRequest:
+            self._keep_for_later(data)
+        else:
+            self._received += len(data)
             super().rawDataReceived(data)
 
+    def _keep_for_later(self, data: bytes) -> None:
+        """What comes behind the request that is being answered: its client may repeat what is not."""
+        self._pipelined += len(data)
+        if self._pipelined <= PIPELINED_BYTES:
+            self._dataBuffer.append(data)
+            return
+        logger.info("request %s: more than %d bytes came behind it", self._request_id(), PIPELINED_BYTES)
+        self._discarding = True
+        self.persistent = 0
+        self._dataBuffer.clear()
+
+    def requestDone(self, request: Any) -> None:
+        self._pipelined = 0
+        super().requestDone(request)
+
     def allContentReceived(self) -> None:
-        if not self._refusing:
+        if not self._discarding:
             super().allContentReceived()
 
 
@@ -215,7 +287,23 @@ class Exchange(WebRequest):  # type: ignore[misc]
         # Nobody here asks Twisted for the fields of a form; it would read uploads into memory to find them.
         self._parsePOSTFormSubmission = False
         self._broken = False
+        self._set_aside: list[tuple[bytes, bytes]] = []
         self._end_itself: Callable[[], None] | None = None
+
+    # -- the request -------------------------------------------------------------------------------
+
+    def process(self) -> Any:
+        """daphne takes the root path from a header of the client's. Here it is a header as any other."""
+        given = self.requestHeaders.getRawHeaders(ROOT_PATH, [])
+        if not any(INVALID_HEADER_VALUE_BYTES.intersection(value) for value in given):
+            self._set_aside = [(ROOT_PATH, value) for value in given]
+            self.requestHeaders.removeHeader(ROOT_PATH)
+        return super().process()
+
+    def complete(self, scope: dict[str, Any]) -> None:
+        """Add to what the application is told."""
+        scope["headers"] += self._set_aside
+        scope["extensions"] = {CLOSE_CONNECTION: self.break_off, ON_SHUTDOWN: self.on_shutdown}
 
     # -- the answer --------------------------------------------------------------------------------
 
@@ -223,7 +311,9 @@ class Exchange(WebRequest):  # type: ignore[misc]
         if self._broken:
             return
         super().handle_reply(message)
-        if message["type"] == "http.response.start" and self.server.is_stopping:
+        if message["type"] != "http.response.start" or self.channel is None:
+            return
+        if self.server.is_stopping or not self.channel.persistent:
             self.channel.persistent = 0
             self.setHeader(b"connection", b"close")
 
@@ -311,3 +401,23 @@ class Factory(HTTPFactory):  # type: ignore[misc]
 
     def log(self, request: Any) -> None:
         """daphne has an access log of its own."""
+
+
+class WebSocket(WebSocketProtocol):  # type: ignore[misc]
+    """`request` is set once its handshake has been read."""
+
+    request = None
+
+    def onConnect(self, request: Any) -> Any:
+        if not request.headers.get("sec-websocket-protocol", "").isascii():
+            raise ConnectionDeny(400, "Invalid header value")  # type: ignore[no-untyped-call]
+        return super().onConnect(request)
+
+    def onClose(self, *how: Any) -> None:
+        """A handshake that is none comes here too; of it the server knows nothing."""
+        if self.request is not None:
+            super().onClose(*how)
+
+
+class WebSockets(WebSocketFactory):  # type: ignore[misc]
+    protocol = WebSocket

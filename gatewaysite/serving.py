@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 from daphne.server import Server as DaphneServer  # type: ignore[import-untyped]
-from daphne.ws_protocol import WebSocketFactory  # type: ignore[import-untyped]
 from twisted.internet import reactor as _reactor
 from twisted.logger import (
     FilteringLogObserver,
@@ -33,8 +32,7 @@ from twisted.logger import (
 )
 
 from continuation import audit, client, health
-from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
-from gatewaysite.connection import Channel, Exchange, Factory
+from gatewaysite.connection import Channel, Exchange, Factory, WebSockets
 from gatewaysite.lifespan import FLUSH_SECONDS, put_away
 
 logger = logging.getLogger(__name__)
@@ -164,7 +162,7 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     def run(self) -> int:
         self.http_factory = Factory(self)
-        self.ws_factory = WebSocketFactory(self, server=self.server_name)
+        self.ws_factory = WebSockets(self, server=self.server_name)
         self.ws_factory.setProtocolOptions(
             autoPingTimeout=self.ping_timeout,
             allowNullOrigin=True,
@@ -220,8 +218,7 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         if isinstance(protocol, Exchange):
-            ways = {CLOSE_CONNECTION: protocol.break_off, ON_SHUTDOWN: protocol.on_shutdown}
-            scope["extensions"] = ways
+            protocol.complete(scope)
         queue = super().create_application(protocol, scope)
         if queue is not None:
             application = self.connections[protocol]["application_instance"]
@@ -274,13 +271,17 @@ class Server(DaphneServer):  # type: ignore[misc]
         channel.watch(time.monotonic(), self._limits.stall)
         if self.is_stopping:
             channel.close_if_idle()
+            channel.hurry(time.monotonic())
 
     def _kill_if_deaf(self, protocol: Any) -> None:
         """An application that does not end although its client has gone."""
         details = self.connections[protocol]
         application = details.get("application_instance")
         gone_at = details.get("disconnected", math.inf)
-        if application is not None and time.time() - gone_at > self.application_close_timeout:
+        if application is None or "cancelled" in details:
+            return
+        if time.time() - gone_at > self.application_close_timeout:
+            details["cancelled"] = True
             logger.warning("the application of %r did not end and is cancelled", protocol)
             application.cancel()
 
@@ -332,12 +333,12 @@ class Server(DaphneServer):  # type: ignore[misc]
         until = math.inf if patience is None else time.monotonic() + patience
         self._note_end()
         while not self._settled.is_set() and (left := until - time.monotonic()) > 0:
-            logger.info("stopping: %d open streams are waited for", self._open)
+            logger.info("stopping: %s waited for", self._what_is_open)
             await self._settle(min(REPORT_SECONDS, left))
-        return not self._open
+        return not (self.channels or self.connections)
 
     async def _end_what_is_open(self) -> None:
-        logger.warning("stopping: %d open streams are ended", self._open)
+        logger.warning("stopping: %s ended", self._what_is_open)
         self._settled.clear()
         for protocol in list(self.connections):
             if isinstance(protocol, Exchange):
@@ -359,14 +360,18 @@ class Server(DaphneServer):  # type: ignore[misc]
         await asyncio.gather(*others, return_exceptions=True)
 
     @property
-    def _open(self) -> int:
-        """Connections, and applications that have lost theirs."""
+    def _what_is_open(self) -> str:
+        """Connections, and applications that have lost theirs, with a verb."""
+        unread = sum(channel.is_receiving for channel in self.channels)
         others = [
             protocol
             for protocol, details in self.connections.items()
             if "disconnected" in details or not isinstance(protocol, Exchange)
         ]
-        return len(self.channels) + len(others)
+        streams = len(self.channels) - unread + len(others)
+        said = [_counted(streams, "open stream")] if streams or not unread else []
+        said += [_counted(unread, "unfinished request")] if unread else []
+        return f"{' and '.join(said)} {'is' if streams + unread == 1 else 'are'}"
 
     def _note_end(self) -> None:
         if self.is_stopping and not self.channels and not self.connections:
@@ -377,6 +382,10 @@ class Server(DaphneServer):  # type: ignore[misc]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._settled.wait()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _send_away(websocket: Any) -> None:

@@ -219,6 +219,70 @@ def test_an_open_websocket_is_told_that_the_server_goes_away(failing: Served) ->
     assert failing.process.wait(PATIENCE) == 0
 
 
+# -- requests that are odd -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_line,more",
+    [
+        ("GET /ws HTTP/1.1", ""),
+        ("GET /ws HTTP/1.0", ""),
+        ("POST /v1/chat/completions HTTP/1.1", "Content-Length: 0\r\n"),
+        (
+            "GET /ws HTTP/1.1",
+            "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: \xff\r\n",
+        ),
+    ],
+)
+def test_a_websocket_handshake_that_is_none_is_refused_without_a_traceback(
+    one: Gateway, request_line: str, more: str
+) -> None:
+    head = f"{request_line}\r\nHost: here\r\nUpgrade: websocket\r\n{more}\r\n"
+    received, _ = raw(one.port, head.encode("latin-1"))
+    assert received.startswith(b"HTTP/1.1 4")
+    assert not TROUBLE.search(one.log), one.log
+    assert "CRITICAL" not in one.log
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"/mounted", b"%ff"])
+def test_a_root_path_is_a_header_as_any_other(one: Gateway, upstream: Upstream, value: bytes) -> None:
+    upstream.script(json_reply({"ok": True}))
+    head = (
+        b"GET /v1/x HTTP/1.1\r\nHost: here\r\nConnection: close\r\nDaphne-Root-Path: %b\r\nOther: %b\r\n\r\n"
+    )
+    received, _ = raw(one.port, head % (value, value))
+    assert received.startswith(b"HTTP/1.1 200 ")
+    (request,) = upstream.requests
+    assert request.target == "/v1/x"
+    assert len(request.all("Daphne-Root-Path")) == 1
+    assert request.header("Daphne-Root-Path") == request.header("Other")
+
+
+def test_a_root_path_that_is_no_header_value_is_refused(one: Gateway) -> None:
+    received, _ = raw(one.port, b"GET /v1/x HTTP/1.0\r\nDaphne-Root-Path: a\x0bb\r\n\r\n")
+    assert received.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+
+
+@pytest.mark.parametrize("digits", [19, 5000])
+def test_a_length_beyond_reason_is_a_bad_request(one: Gateway, digits: int) -> None:
+    head = b"POST /v1/x HTTP/1.1\r\nHost: here\r\nContent-Length: "
+    for rest in (b"\r\n\r\n", b"\r\nA: b\r\n\r\n"):
+        received, _ = raw(one.port, head + b"9" * digits + rest)
+        assert received == b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "options", ["close, te", "te,close", "TE ,\tClose", "te\r\nConnection: close", "close"]
+)
+def test_a_client_that_asks_for_the_end_of_the_connection_gets_it(one: Gateway, options: str) -> None:
+    received, _ = raw(
+        one.port, f"GET /health HTTP/1.1\r\nHost: here\r\nConnection: {options}\r\n\r\n".encode()
+    )
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert received.lower().count(b"\r\nconnection: close\r\n") == 1
+
+
 # -- bodies that are too large ---------------------------------------------------------------------
 
 

@@ -13,11 +13,12 @@ from tests.e2e.asking import body
 from tests.harness.client import Stream, one_whole_answer, request_id
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
 from tests.harness.shapes import VLLM, ended, joined, started
-from tests.harness.upstream import Reply, Step, Upstream
+from tests.harness.upstream import Gate, HoldOpen, Pause, Reply, Step, Upstream, json_reply
 
 PATIENCE = 60.0
 MB = 2**20
 PIECE = "word " * 3200  # 16 kB
+ASK = b"GET /v1/models HTTP/1.1\r\nHost: here\r\n\r\n"
 GUARDED: list[tuple[str, str]] = []
 PASSED = [("X-Continuation", "off")]
 BOTH = pytest.mark.parametrize("headers", [GUARDED, PASSED], ids=["guarded", "passed-through"])
@@ -188,6 +189,53 @@ def test_a_client_that_leaves_while_sending_is_blocked_is_noticed_at_once(
         assert connection.wait_closed_by_peer(PATIENCE) - left < 1.0
     if headers == GUARDED:
         assert one.event(stream.request_id)["outcome"] == "client_gone"
+
+
+@BOTH
+@pytest.mark.parametrize("behind", [b"\r\n" * 100_000, ASK * 5_000], ids=["blanks", "requests"])
+def test_a_client_that_sent_much_behind_its_request_and_left_is_noticed_at_once(
+    serving: Callable[..., Gateway], upstream: Upstream, headers: list[tuple[str, str]], behind: bytes
+) -> None:
+    one = serving()
+    upstream.script(Reply([*started(VLLM, [], ["some "]), HoldOpen()]))
+    with chat(one, headers, Stream) as stream:
+        stream.read_until("some ")
+        stream._socket.sendall(behind)
+        (connection,) = upstream.busy
+        left = stream.drop()
+        assert connection.wait_closed_by_peer(PATIENCE) - left < 2.0
+    if headers == GUARDED:
+        assert one.event(stream.request_id)["outcome"] == "client_gone"
+
+
+@BOTH
+def test_what_is_sent_behind_a_request_costs_neither_memory_nor_the_answer(
+    serving: Callable[..., Gateway], upstream: Upstream, headers: list[tuple[str, str]]
+) -> None:
+    one, gate = serving(), Gate()
+    upstream.script(Reply([*started(VLLM, [], ["some "]), Pause(gate), *ended(VLLM)]))
+    with chat(one, headers, Stream) as stream:
+        stream.read_until("some ")
+        before = one.memory_bytes()
+        stream._socket.sendall(ASK * (64 * MB // len(ASK)))
+        assert one.memory_bytes() - before < 16 * MB
+        gate.open()
+        one_whole_answer(stream.read_rest(), reasoning="", content="some ", like=VLLM)
+
+
+def test_a_few_requests_behind_the_first_are_answered_in_order(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    one = serving()
+    upstream.respond(lambda request: json_reply({"path": request.target}))
+    last = ASK.replace(b"/v1/models", b"/v1/last").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", one.port), timeout=PATIENCE) as connection:
+        connection.sendall(ASK * 20 + last)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    assert received.count(b"HTTP/1.1 200 ") == 21
+    assert b"/v1/last" in received.rpartition(b"\r\n\r\n")[2]
 
 
 STALL = {"CLIENT_STALL_TIMEOUT_SECONDS": "1.5"}

@@ -1,9 +1,14 @@
 """`manage.py serve` is stopped: nobody new is let in, and what is open runs to its end."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from gatewaysite.leaving import leaving_cleanly
 from tests.e2e.asking import body
 from tests.harness.client import Stream, one_failed_ending, one_whole_answer, request_id
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import ROOT, TROUBLE, Gateway, environment, migrated_database
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Upstream, json_reply
 
@@ -149,7 +155,7 @@ def test_how_many_are_open_is_logged_again_and_again(serving: Serving, upstream:
     with chat(one) as stream:
         stream.read_until('"a"')
         one.terminate()
-        wait_until(lambda: one.log.count("stopping: 1 open streams are waited for") >= 2, lambda: one.log)
+        wait_until(lambda: one.log.count("stopping: 1 open stream is waited for") >= 2, lambda: one.log)
         gate.open()
         stream.read_rest()
     assert one.wait(PATIENCE) == 0
@@ -234,6 +240,133 @@ def test_a_request_under_way_on_a_kept_alive_connection_is_answered_and_the_conn
     kept.close()
     idle.close()
     assert one.wait(PATIENCE) == 0
+
+
+# -- requests that have not come whole -------------------------------------------------------------
+
+
+def is_open(connection: socket.socket) -> bool:
+    """As far as can be told without waiting."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+HALF = b"GET /v1/models HTTP/1.1\r\nHost: here\r\n"
+UPLOAD = b"POST /v1/models HTTP/1.1\r\nHost: here\r\nContent-Length: 9000000\r\n\r\n"
+HANDSHAKE = b"GET /ws HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+
+
+def test_requests_that_drip_hold_up_a_stop_for_ten_seconds_and_uploads_that_go_on_for_longer(
+    serving: Serving, upstream: Upstream
+) -> None:
+    upstream.respond(lambda request: json_reply({"bytes": len(request.body)}))
+    one = serving()
+    dripping = {Kept(one.port): drop for drop in (b"A: b\r\n", b"x", b"A: b\r\n")}
+    for kept, head in zip(dripping, (HALF, UPLOAD, HANDSHAKE), strict=True):
+        kept.send(head)
+    flowing = Kept(one.port)
+    flowing.send(UPLOAD)
+    left = 9_000_000
+    stop_and_wait_until_closed(one)
+    wait_until(lambda: "stopping: 4 unfinished requests are waited for" in one.log, lambda: one.log)
+    begun, until = time.monotonic(), time.monotonic() + PATIENCE
+    while any(is_open(kept._socket) for kept in dripping):
+        assert time.monotonic() < until, one.log
+        for kept, drop in dripping.items():
+            with contextlib.suppress(OSError):
+                kept.send(drop)
+        flowing.send(bytes(4096))
+        left -= 4096
+        time.sleep(0.5)
+    assert time.monotonic() - begun > 8.0
+    flowing.send(bytes(left))
+    status, headers, answer = flowing.answer()
+    assert (status, headers["connection"], json.loads(answer)) == (200, "close", {"bytes": 9_000_000})
+    for kept in (*dripping, flowing):
+        kept.close()
+    assert one.wait(PATIENCE) == 0
+    assert one.log.count("a request had not come whole") == 3
+    assert "open stream" not in one.log.split("unfinished")[0]
+
+
+# The reactor is chosen for a whole process, so not in this one.
+HURRIED = """
+    import os, sys
+    import django
+    os.environ["DJANGO_SETTINGS_MODULE"] = "gatewaysite.settings"
+    django.setup()
+    from twisted.internet.testing import StringTransport
+    from gatewaysite.connection import Factory
+    from gatewaysite.serving import Limits, Listener, Server
+
+    listener = Listener("127.0.0.1", 0)
+    server = Server(None, listener, Limits(body=2**30, patience=None, stall=60.0))
+    listener.close()
+
+    def seconds_given_to(pace):
+        transport, channel = StringTransport(), Factory(server).buildProtocol(None)
+        channel.makeConnection(transport)
+        channel.dataReceived(b"POST / HTTP/1.1\\r\\nHost: here\\r\\nContent-Length: 9000000\\r\\n\\r\\n")
+        for second in range(60):
+            channel.hurry(100.0 + second)
+            if transport.disconnecting:
+                return second
+            channel.dataReceived(bytes(pace))
+
+    print(*(seconds_given_to(int(pace)) for pace in sys.argv[1:]))
+"""
+
+
+def test_how_long_an_upload_may_take_after_the_signal(tmp_path: Path) -> None:
+    """By the bytes that come of it each second."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(HURRIED), "0", "1", "1000", "1024", "100000"],
+        cwd=ROOT,
+        env=environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, tmp_path / "none.sqlite3"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout.split() == ["10", "10", "10", "30", "30"], done.stderr
+
+
+def test_an_endless_stall_limit_tracks_connections_as_any_other(serving: Serving, upstream: Upstream) -> None:
+    """More milliseconds than the kernel can count."""
+    one, gate = serving(CLIENT_STALL_TIMEOUT_SECONDS="2592000"), Gate()
+    upstream.script(Reply([*started(VLLM, [], ["some "]), Pause(gate), *ended(VLLM)]))
+    with chat(one) as stream:
+        stream.read_until("some ")
+        stop_and_wait_until_closed(one)
+        wait_until(lambda: "stopping: 1 open stream is waited for" in one.log, lambda: one.log)
+        gate.open()
+        one_whole_answer(stream.read_rest(), reasoning="", content="some ", like=VLLM)
+    assert one.wait(PATIENCE) == 0
+
+
+async def test_a_request_that_is_cancelled_twice_leaves_no_task_behind() -> None:
+    """The second time while it is given a while to end by itself."""
+    began, ended_at_last = asyncio.Event(), asyncio.Event()
+
+    async def deaf(scope: Any, receive: Any, send: Any) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended_at_last.set()
+
+    request = asyncio.create_task(leaving_cleanly(deaf)({}, asyncio.Queue().get, None))
+    await began.wait()
+    request.cancel()
+    await asyncio.wait({request}, timeout=0.1)
+    assert not request.done()
+    request.cancel()
+    await asyncio.wait_for(ended_at_last.wait(), 2.0)
+    assert request.cancelled()
 
 
 # -- when patience is over -------------------------------------------------------------------------
