@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Install what is missing of the engines, and train what is missing of the tiny models: `prepare.py [vllm] [sglang]`.
 
+With --try each engine is also started once, for a machine may have all the packages and still not run them.
+
 Everything goes into .engines in this checkout, or into the directory that ENGINES_DIR names:
 
     vllm/, sglang/              environments: 3.5 and 2.8 GB, some minutes each
@@ -14,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,6 +28,7 @@ from engines.serving import HERE, engines_dir
 
 # GiB: what two engines at a time and the tests need beside each other, and what the environments take.
 MEMORY, DISK = 7, {"vllm": 4.5, "sglang": 3.5}
+TRIAL_SECONDS = 300
 NOT_TO_BE_HAD = 75  # EX_TEMPFAIL
 ENGINES = ("vllm", "sglang")
 MADE_BY = "made-by.sha256"
@@ -42,7 +47,8 @@ class Missing(Exception):
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or list(ENGINES)
+    tried = "--try" in sys.argv
+    wanted = [word for word in sys.argv[1:] if word != "--try"] or list(ENGINES)
     if unknown := [name for name in wanted if name not in ENGINES]:
         sys.exit(f"unknown: {', '.join(unknown)}; known are {', '.join(ENGINES)}")
     directory = engines_dir()
@@ -54,6 +60,8 @@ def main() -> int:
         models = MODELS if "vllm" in wanted else ["tiny"]  # DeepSeek-V4's renderer is vLLM's
         for name in models:
             make(name, directory, directory / wanted[0] / "bin" / "python")
+        for name in wanted if tried else ():
+            try_out(name, directory)
     except Missing as reason:
         print(f"engines: {reason}", file=sys.stderr)
         return NOT_TO_BE_HAD
@@ -128,6 +136,32 @@ def make(name: str, directory: Path, python: Path) -> None:
         place.rename(old)
     new.rename(place)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def try_out(name: str, directory: Path) -> None:
+    """Raises Missing if it does not answer in time."""
+    print(f"engines: trying whether {name} runs here", flush=True)
+    with tempfile.TemporaryDirectory() as place, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+        free.close()
+        log = Path(place) / "log"
+        command = [sys.executable, HERE / f"serve_{name}.py", directory / "tiny", "--port", port]
+        server = subprocess.Popen(
+            [*command, "--log", log, "--patience", str(TRIAL_SECONDS), "--with-parent"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout
+        ready = server.stdout.readline().startswith("READY ")
+        server.terminate()
+        server.communicate()
+        said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    if not ready:
+        raise Missing(
+            f"{name} is installed, but does not start here: {said[-1] if said else 'it says nothing'}"
+        )
 
 
 if __name__ == "__main__":
