@@ -735,9 +735,11 @@ class Splice:
 
     def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
         self._leg2_message = first_line(message, self._conversation())
-        words = [] if reason is Reason.LEG2_RESTARTED or self._shelf2.holding else self._last_words()
+        finished = self._rewriter is not None and self._rewriter.finish_sent  # what comes then spoils nothing
+        silent = finished or self._shelf2.holding or reason is Reason.LEG2_RESTARTED
+        words = [] if silent else self._last_words()
         self._shelf2.drop()
-        if words and self._rewriter and self._rewriter.finish_sent:  # a stop string was among them
+        if self._rewriter is not None and self._rewriter.finish_sent:  # or a stop string was among the words
             return [*_send(words), *self._leg2_finished(now)]
         return [*_send(words), *self._failed(reason, now)]
 

@@ -392,6 +392,21 @@ def test_a_stop_string_in_what_was_held_ends_the_answer_as_if_leg_2_had_not_brok
     assert (answer.content, answer.finishes, len(answer.usages)) == ("Let me look.", ["stop"], 1)
 
 
+LATE = {
+    "error": ERROR,
+    "malformed": b"data: {\n\n",
+    "too large": b"data: " + b"y" * 999,
+    "abort": chunk({}, "abort"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_trouble_after_the_finish_of_leg_2_spoils_nothing(name: str) -> None:
+    play = Play(ASKS, event_limit=500).reads(content("a")).ends()
+    answer = play.leg2(content("b", ID2), chunk({}, "stop", ident=ID2), LATE[name]).whole()
+    assert (answer.content, len(answer.usages)) == ("ab", 1)
+
+
 def test_usage_that_comes_before_a_failure_is_told_once_and_corrected() -> None:
     play = Play(ASKS).reads(role(), content("abcd"), usage(9, 1)).ends()
     play.leg2(*finished(content("e", ID2)))

@@ -64,7 +64,7 @@ class Said:
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
-    usages: int = 0
+    usages: int = 0  # events of nothing else, after the finish
     roles: int = 0
     finish: str | None = None
     failure: str | None = None
@@ -135,7 +135,8 @@ def _take(told: Said, block: Block) -> None:
         return
     for one in chosen:
         _choice(told, one)
-    told.usages += isinstance(value.get("usage"), dict) and not value.get("choices")
+    if told.finish and isinstance(value.get("usage"), dict) and not value.get("choices"):
+        told.usages += 1
 
 
 def _choice(told: Said, choice: dict[str, Any]) -> None:
