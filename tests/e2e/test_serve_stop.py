@@ -477,3 +477,21 @@ def test_a_second_signal_ends_it_at_once(serving: Serving, upstream: Upstream, n
         one_failed_ending(guarded.read_rest(), content="some ", code=SHUT_DOWN)
         assert not passed.read_rest().complete
     assert one.event(guarded.request_id)["reason"] == "shutting_down"
+
+
+def test_a_second_signal_does_not_wait_for_the_rest_of_a_refusal(
+    serving: Serving, upstream: Upstream
+) -> None:
+    one, gate = serving(), Gate()
+    begun = Reply(
+        [Send(b'{"error":'), Pause(gate), HoldOpen()], "400 Bad Request", framing="length", length=99
+    )
+    upstream.script(Reply([*started(VLLM, [], ["some "]), Cut()]), begun)
+    with chat(one) as stream:
+        gate.wait_reached()
+        stop_and_wait_until_closed(one)
+        one.terminate()
+        assert one.wait(PATIENCE) == 128 + signal.SIGTERM
+        one_failed_ending(stream.read_rest(), content="some ", code="disconnect")
+    row = one.event(stream.request_id)
+    assert (row["outcome"], row["reason"], row["leg2_status"]) == ("failed", "leg2_refused", 400)
