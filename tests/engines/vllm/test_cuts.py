@@ -151,12 +151,19 @@ def _wrong_usage(set_: Stage, cut: Cut) -> list[str]:
 
 
 def _less_exact_than(least: dict[str, tuple[int, int]], cuts: list[Cut]) -> dict[str, str]:
-    """Kinds of which a larger part was missed. How many there are of each varies with how tokens come together."""
-    everything, identical = Counter(cut.kind for cut in cuts), Counter[str]()
-    identical.update(cut.kind for cut in cuts if cut.verdict == "identical")
+    """Kinds of which more places were missed, or a larger part of more places.
+
+    A place counts once: an answer that is cut while it is written may come in fewer events, and is cut further on.
+    """
+    places = {(cut.kind, cut.dialogue, cut.first.reasoning, cut.first.content) for cut in cuts}
+    missed = {
+        (cut.kind, cut.dialogue, cut.first.reasoning, cut.first.content)
+        for cut in cuts
+        if cut.verdict != "identical"
+    }
+    everything, wrong = Counter(place[0] for place in places), Counter(place[0] for place in missed)
     return {
-        kind: f"{identical[kind]} of {everything[kind]}"
+        kind: f"{everything[kind] - wrong[kind]} of {everything[kind]}"
         for kind, (good, of) in least.items()
-        if not everything[kind]
-        or (everything[kind] - identical[kind]) * of > (of - good) * max(of, everything[kind])
+        if not everything[kind] or wrong[kind] * of > (of - good) * max(of, everything[kind])
     }
