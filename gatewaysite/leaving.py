@@ -6,6 +6,7 @@ collector. Here a cancelled request is told that its client has gone, which Djan
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -46,10 +47,45 @@ class Departure:
             left.cancel()
 
 
+class Attendance:
+    """Who is still here. daphne stops as soon as the first application that it cancels has ended, others under way
+    or not; its reactor, which runs on the same loop, also waits for whom it is told to wait for."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Future[None]] = set()
+        self._told: asyncio.AbstractEventLoop | None = None
+
+    def note(self, task: asyncio.Future[None]) -> None:
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        loop = asyncio.get_running_loop()
+        if self._told is not loop:
+            self._told = loop
+            self._tell_reactor(loop)
+
+    def _tell_reactor(self, loop: asyncio.AbstractEventLoop) -> None:
+        reactor = sys.modules.get("twisted.internet.reactor")
+        if reactor is None or getattr(reactor, "_asyncioEventloop", None) is not loop:
+            return
+        from twisted.internet.defer import Deferred
+
+        def wait() -> Deferred[None]:
+            return Deferred.fromFuture(asyncio.ensure_future(self.until_all_have_left(), loop=loop))
+
+        reactor.addSystemEventTrigger("before", "shutdown", wait)
+
+    async def until_all_have_left(self) -> None:
+        if self._running:
+            await asyncio.wait({*self._running}, timeout=LEAVING_SECONDS)
+
+
 def leaving_cleanly(application: Application) -> Application:
+    attendance = Attendance()
+
     async def run(scope: Any, receive: Receive, send: Any) -> None:
         departure = Departure(receive)
         task = asyncio.ensure_future(application(scope, departure.receive, send))
+        attendance.note(task)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
