@@ -108,9 +108,7 @@ def test_a_leg_2_that_is_still_connecting_is_given_up(
     row = one.event(stream.request_id)
     assert (row["decision"], row["outcome"]) == ("continue", "client_gone")
     assert row["total_seconds"] < 2.0
-    assert (
-        len(_sockets(one)) <= sockets + 3
-    )  # the idle connection to leg 1's upstream, the audit's database
+    assert len(_sockets(one)) <= sockets + 3  # the idle connection to leg 1's upstream, the audit's database
 
 
 def test_a_stream_that_was_left_is_recorded_with_what_was_delivered(
