@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engines.serving import HERE, engines_dir, run, split_at_dashes
+from engines.serving import HERE, arguments, serve
 
 ENVIRONMENT = {
     "PYTHONPATH": str(HERE / "sglang" / "shim"),
@@ -32,39 +32,17 @@ CPU = (
 def command(args: argparse.Namespace) -> list[str]:
     words = [args.python, "-m", "sglang.launch_server", "--model-path", str(args.model)]
     words += ["--served-model-name", args.name, "--host", "127.0.0.1", "--port", str(args.port)]
-    words += ["--reasoning-parser", args.reasoning_parser, "--tool-call-parser", args.tool_call_parser]
+    for parser in ("reasoning", "tool_call"):
+        if chosen := getattr(args, f"{parser}_parser"):
+            words += [f"--{parser.replace('_', '-')}-parser", chosen]
     return [*words, *CPU.split()]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0], epilog="What follows -- is handed on to SGLang."
+    parser = arguments(
+        "sglang", "SGLang", __doc__, {"reasoning-parser": "qwen3", "tool-call-parser": "qwen25"}
     )
-    parser.add_argument("model", type=Path, help="a directory, such as tiny_model.py makes")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--name", help="the model's name for clients (the directory's)")
-    parser.add_argument("--python", default=str(engines_dir() / "sglang" / "bin" / "python"))
-    parser.add_argument("--reasoning-parser", default="qwen3")
-    parser.add_argument("--tool-call-parser", default="qwen25")
-    parser.add_argument("--log", type=Path, help="where the server's output goes (standard error)")
-    parser.add_argument("--patience", type=float, default=300, help="seconds until it must answer")
-    parser.add_argument(
-        "--with-parent", action="store_true", help="end when the process that started this ends"
-    )
-    own, more = split_at_dashes(sys.argv[1:])
-    args = parser.parse_args(own)
-    args.name = args.name or args.model.resolve().name
-    titles = {"scheduler": b"scheduler", "detokenizer": b"detokenizer"}
-    return run(
-        [*command(args), *more],
-        ENVIRONMENT,
-        args.port,
-        args.name,
-        titles,
-        args.log,
-        args.patience,
-        args.with_parent,
-    )
+    return serve(parser, command, ENVIRONMENT, {"scheduler": b"scheduler", "detokenizer": b"detokenizer"})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engines.serving import engines_dir, run, split_at_dashes
+from engines.serving import arguments, serve
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -40,36 +40,10 @@ def command(args: argparse.Namespace) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0], epilog="What follows -- is handed on to vLLM."
-    )
-    parser.add_argument("model", type=Path, help="a directory, such as tiny_model.py makes")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--name", help="the model's name for clients (the directory's)")
-    parser.add_argument("--python", default=str(engines_dir() / "vllm" / "bin" / "python"))
+    parser = arguments("vllm", "vLLM", __doc__, {"reasoning-parser": "qwen3", "tool-call-parser": "hermes"})
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--reasoning-parser", default="qwen3", help="empty for none")
-    parser.add_argument("--tool-call-parser", default="hermes", help="empty for none")
     parser.add_argument("--no-scale-out", dest="scale_out", action="store_false")
-    parser.add_argument("--log", type=Path, help="where the server's output goes (standard error)")
-    parser.add_argument("--patience", type=float, default=300, help="seconds until it must answer")
-    parser.add_argument(
-        "--with-parent", action="store_true", help="end when the process that started this ends"
-    )
-    own, more = split_at_dashes(sys.argv[1:])
-    args = parser.parse_args(own)
-    args.name = args.name or args.model.resolve().name
-    titles = {"engine": b"EngineCore", "worker": b"Worker"}
-    return run(
-        [*command(args), *more],
-        ENVIRONMENT,
-        args.port,
-        args.name,
-        titles,
-        args.log,
-        args.patience,
-        args.with_parent,
-    )
+    return serve(parser, command, ENVIRONMENT, {"engine": b"EngineCore", "worker": b"Worker"})
 
 
 if __name__ == "__main__":

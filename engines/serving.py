@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,41 @@ HERE = Path(__file__).resolve().parent
 def engines_dir() -> Path:
     """Where environments and models are: ENGINES_DIR, else .engines in this checkout."""
     return Path(os.environ.get("ENGINES_DIR") or HERE.parent / ".engines").resolve()
+
+
+def arguments(
+    engine: str, title: str, description: str | None, defaults: Mapping[str, str]
+) -> argparse.ArgumentParser:
+    """What both serve scripts take. engine: its directory; title: how people call it; defaults: of its parsers."""
+    parser = argparse.ArgumentParser(
+        description=(description or "").splitlines()[0], epilog=f"What follows -- is handed on to {title}."
+    )
+    parser.add_argument("model", type=Path, help="a directory, such as tiny_model.py makes")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--name", help="the model's name for clients (the directory's)")
+    parser.add_argument("--python", default=str(engines_dir() / engine / "bin" / "python"))
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", default=default, help="empty for none")
+    parser.add_argument("--log", type=Path, help="where the server's output goes (standard error)")
+    parser.add_argument("--patience", type=float, default=300, help="seconds until it must answer")
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when the process that started this ends"
+    )
+    return parser
+
+
+def serve(
+    parser: argparse.ArgumentParser,
+    command: Callable[[argparse.Namespace], list[str]],
+    environment: Mapping[str, str],
+    titles: Mapping[str, bytes],
+) -> int:
+    """Run the command for what the command line says; the rest is as for `run`."""
+    own, more = split_at_dashes(sys.argv[1:])
+    args = parser.parse_args(own)
+    args.name = args.name or args.model.resolve().name
+    words = [*command(args), *more]
+    return run(words, environment, args.port, args.name, titles, args.log, args.patience, args.with_parent)
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.engines.cutting import gateway_between
+from tests.engines.openai_reader import Reading, read
 from tests.engines.processes import EngineProcess, Throttle, post
 from tests.engines.reading import Answer, ask, chat, verdict
 from tests.harness.gateway import Gateway, free_port
@@ -112,6 +114,48 @@ class Scene:
             return self.gateway.events(answer.request_id, timeout=2)[0]
         except AssertionError:
             return None
+
+
+@contextmanager
+def scene_of(
+    engine: str,
+    survivor: Callable[[], EngineProcess],
+    template: Path,
+    directory: Path,
+    row: Mapping[str, Any] | None = None,
+) -> Iterator[Scene]:
+    """survivor: starts the second engine. row: as for gateway_between."""
+    victim = Victim(engine, directory / "victim.log")
+    try:
+        victim.start()
+        other = survivor().ready()
+        stall = {"STALL_IDLE_TIMEOUT_SECONDS": STALL_SECONDS}
+        with gateway_between(
+            victim.url, other.url, template, directory, engine, "qwen3.6", row, **stall
+        ) as gateway:
+            yield Scene(gateway, victim, other.port)
+    finally:
+        victim.stop()
+
+
+def read_through_a_kill(scene: Scene, process: str) -> tuple[Reading, Reading]:
+    """What openai's client gets while the process is killed, and what it gets of the second engine alone."""
+    engine = scene.victim.ready()
+    whole = read(scene.survivor_port, 0)
+    killed: list[int] = []
+    with slowed(engine) as standing:
+
+        def kill(so_far: Reading) -> None:
+            if not killed and len(so_far.content) > 25:
+                with standing():
+                    engine.signal(process, signal.SIGKILL)
+                killed.append(len(so_far.content))
+
+        got = read(scene.gateway.port, 0, kill)
+    scene.victim.spoilt = True
+    assert killed
+    assert killed[0] < len(whole.content)
+    return got, whole
 
 
 def _wake(engine: EngineProcess) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engines.cutting import gateway_between
-from tests.engines.faults import STALL_SECONDS, Scene, Victim, slowed
-from tests.engines.openai_reader import Reading, read
+from tests.engines.faults import Scene, read_through_a_kill, scene_of
 from tests.engines.sglang.conftest import Sglang
 
 pytestmark = pytest.mark.engine
@@ -20,23 +17,8 @@ PROCESSES = ("main", "scheduler", "detokenizer")
 
 @pytest.fixture(scope="module")
 def scene(sglang: Sglang, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    directory = tmp_path_factory.mktemp("faults")
-    victim = Victim("sglang", directory / "victim.log")
-    try:
-        victim.start()
-        survivor = sglang().ready()
-        with gateway_between(
-            victim.url,
-            survivor.url,
-            template,
-            directory,
-            "sglang",
-            "qwen3.6",
-            STALL_IDLE_TIMEOUT_SECONDS=STALL_SECONDS,
-        ) as gateway:
-            yield Scene(gateway, victim, survivor.port)
-    finally:
-        victim.stop()
+    with scene_of("sglang", sglang, template, tmp_path_factory.mktemp("faults")) as found:
+        yield found
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -65,20 +47,7 @@ def test_the_answer_of_an_sglang_whose_other_processes_are_asked_to_end_is_conti
 
 
 def test_the_openai_client_notices_nothing_of_a_kill(scene: Scene) -> None:
-    engine = scene.victim.ready()
-    whole = read(scene.survivor_port, 0)
-    killed: list[int] = []
-    with slowed(engine):
-
-        def kill(so_far: Reading) -> None:
-            if not killed and len(so_far.content) > 25:
-                engine.signal("scheduler", signal.SIGKILL)
-                killed.append(len(so_far.content))
-
-        got = read(scene.gateway.port, 0, kill)
-    scene.victim.spoilt = True
-    assert killed
-    assert killed[0] < len(whole.content)
+    got, whole = read_through_a_kill(scene, "scheduler")
     assert (got.reasoning, got.content, got.finishes) == (whole.reasoning, whole.content, whole.finishes)
     assert len(got.ids) == 1
     assert len(got.usages) == 1

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engines.cutting import gateway_between
-from tests.engines.faults import STALL_SECONDS, Scene, Victim, slowed
-from tests.engines.openai_reader import Reading, read
+from tests.engines.faults import Scene, read_through_a_kill, scene_of
 from tests.engines.vllm.conftest import Vllm
 
 pytestmark = pytest.mark.engine
@@ -21,24 +18,8 @@ PROCESSES = ("main", "engine", "worker")
 
 @pytest.fixture(scope="module")
 def scene(vllm: Vllm, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    directory = tmp_path_factory.mktemp("faults")
-    victim = Victim("vllm", directory / "victim.log")
-    try:
-        victim.start()
-        survivor = vllm().ready()
-        with gateway_between(
-            victim.url,
-            survivor.url,
-            template,
-            directory,
-            "vllm",
-            "qwen3.6",
-            CARRIED,
-            STALL_IDLE_TIMEOUT_SECONDS=STALL_SECONDS,
-        ) as gateway:
-            yield Scene(gateway, victim, survivor.port)
-    finally:
-        victim.stop()
+    with scene_of("vllm", vllm, template, tmp_path_factory.mktemp("faults"), CARRIED) as found:
+        yield found
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -65,25 +46,7 @@ def test_the_answer_of_a_vllm_that_is_asked_to_end_is_continued_identically(
 
 
 def test_the_openai_client_notices_nothing_of_a_kill(scene: Scene) -> None:
-    engine = scene.victim.ready()
-    whole = read(scene.survivor_port, 0)
-    killed: list[int] = []
-    with slowed(engine) as standing:
-
-        def kill(so_far: Reading) -> None:
-            if not killed and len(so_far.content) > 25:
-                with standing():
-                    engine.signal("engine", signal.SIGKILL)
-                killed.append(len(so_far.content))
-
-        got = read(scene.gateway.port, 0, kill)
-    scene.victim.spoilt = True
-    assert killed
-    assert killed[0] < len(whole.content)
-    assert (got.reasoning, got.content, got.finishes, got.usages) == (
-        whole.reasoning,
-        whole.content,
-        whole.finishes,
-        whole.usages,
-    )
+    got, whole = read_through_a_kill(scene, "engine")
+    assert (got.reasoning, got.content, got.finishes) == (whole.reasoning, whole.content, whole.finishes)
+    assert got.usages == whole.usages
     assert len(got.ids) == 1
