@@ -33,12 +33,12 @@ class Verdict:
 
 
 def decide(state: State) -> Verdict:
-    if state.remaining is not None and state.remaining <= 0 and state.counts_exact and _could_continue(state):
-        return Verdict(Decision.COMPLETE, Reason.BUDGET_EXHAUSTED)
-    for applies, reason in _refusals(state):
-        if applies:
-            return Verdict(Decision.REFUSE, reason)
-    return Verdict(Decision.CONTINUE, route=_route(state))
+    reason = next((reason for applies, reason in _refusals(state) if applies), None)
+    if reason is None:
+        return Verdict(Decision.CONTINUE, route=_route(state))
+    if reason is Reason.BUDGET_EXHAUSTED and state.counts_exact:
+        return Verdict(Decision.COMPLETE, reason)
+    return Verdict(Decision.REFUSE, reason)
 
 
 def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
@@ -53,18 +53,10 @@ def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
     )
 
 
-def _could_continue(state: State) -> bool:
-    """Nothing that comes before the budget in the table stands against it."""
-    refused = (
-        (state.tool_call_seen and not state.ids_carried) or state.other_choices or _nothing_to_continue(state)
-    )
-    return state.enabled and not refused
-
-
 def _nothing_to_continue(state: State) -> bool:
     """A tool call may come without any text; its ids are then all that is continued."""
     empty = state.empty and not (state.tool_call_seen and state.ids_carried)
-    return empty or state.unreadable or state.event_lost or state.too_large
+    return empty or state.unreadable or state.too_large
 
 
 def _route(state: State) -> Route:
