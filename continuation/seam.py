@@ -363,30 +363,17 @@ class Seam:
 
     def feed(self, field: Field, text: str) -> Pieces:
         """Raises RestartDeparted."""
-        pieces: Pieces = [(field, text)]
-        for stage in self._before_filing:
-            pieces = [out for piece in pieces for out in stage.feed(piece)]
-        return self._shown(pieces)
+        return self._through([(field, text)], last=False)
 
     def flush(self) -> Pieces:
         """Leg 2 says nothing more. Raises RestartDeparted."""
-        pieces: Pieces = []
-        for stage in self._before_filing:
-            pieces = [out for piece in pieces for out in stage.feed(piece)] + stage.flush()
-        if self._restart.detected:
-            self._trimmed.forget()
-        pieces = [self._filed(piece) for piece in pieces]
-        for stage in self._after_filing:
-            pieces = [out for piece in pieces for out in stage.feed(piece)] + stage.flush()
-        return pieces
+        return self._through([], last=True)
 
-    def _shown(self, pieces: Pieces) -> Pieces:
+    def _through(self, pieces: Pieces, *, last: bool) -> Pieces:
+        pieces = _staged(self._before_filing, pieces, last=last)
         if self._restart.detected:
             self._trimmed.forget()
-        pieces = [self._filed(piece) for piece in pieces]
-        for stage in self._after_filing:
-            pieces = [out for piece in pieces for out in stage.feed(piece)]
-        return pieces
+        return _staged(self._after_filing, [self._filed(piece) for piece in pieces], last=last)
 
     def _filed(self, piece: Piece) -> Piece:
         field, text = piece
@@ -395,6 +382,14 @@ class Seam:
         elif self._content_begun and not self._may_think_again:
             return Field.CONTENT, text
         return piece
+
+
+def _staged(stages: list[Stage], pieces: Pieces, *, last: bool) -> Pieces:
+    for stage in stages:
+        pieces = [out for piece in pieces for out in stage.feed(piece)]
+        if last:
+            pieces += stage.flush()
+    return pieces
 
 
 def _pieces(field: Field, text: str) -> Pieces:
