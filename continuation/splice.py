@@ -79,26 +79,6 @@ _FINISH = re.compile(rb'"finish_reason" ?: ?"(\w+)"')
 _FINISH_BYTES = 64
 
 
-BROKEN_EVENT = event_of(
-    {
-        "error": {
-            "message": "The stream was interrupted: the gateway met an unexpected error.",
-            "type": "stream_interrupted",
-            "code": str(Reason.INTERNAL_ERROR),
-        }
-    }
-)
-SHUTDOWN_EVENT = event_of(
-    {
-        "error": {
-            "message": "The stream was interrupted: the gateway is shutting down.",
-            "type": "stream_interrupted",
-            "code": str(Reason.SHUTTING_DOWN),
-        }
-    }
-)
-
-
 class Phase(Enum):
     PLANNED = auto()
     LEG1 = auto()
@@ -320,29 +300,34 @@ class Splice:
         """An unexpected exception in the gateway's own code; the caller has logged it."""
         if self.ended:
             return []
-        if self._leg1.finish or (self._rewriter is not None and self._rewriter.finish_sent):
+        if self._leg1.finish or self._finish_sent:
             with suppress(Exception):  # whatever is broken: the answer is whole
                 return self.leg_ended(Failure.DISCONNECT, now)
         self._failure = self._failure or Failure.DISCONNECT
-        self._held = None
-        unfinished = self._shelf.release() + (b"\n\n" if self.phase is Phase.UNFRAMED else b"")
-        unfinished += self._early_usage if self._leg2 is None else b""
-        self._shelf2.drop()
-        self._outcome, self._reason = Outcome.FAILED, Reason.INTERNAL_ERROR
-        self.phase, self._ended_at = Phase.FAILED, now
-        return [CloseLeg(), Send(unfinished + BROKEN_EVENT)]
+        return self._broken_off(Reason.INTERNAL_ERROR, now)
 
     def shut_down(self, now: float) -> list[Action]:
         """The gateway stops, and waits no longer: what has its finish gets its ending, all else the failed one."""
         if self.ended:
             return []
-        if self._leg1.finish or (self._rewriter is not None and self._rewriter.finish_sent):
+        if self._leg1.finish or self._finish_sent:
             return self.leg_ended(Failure.DISCONNECT, now, "the gateway was shut down")
-        failure = self._failure
-        close, last = self.broke(now)
-        assert isinstance(last, Send)
-        self._failure, self._reason = failure, Reason.SHUTTING_DOWN
-        return [close, Send(last.data.removesuffix(BROKEN_EVENT) + SHUTDOWN_EVENT)]
+        return self._broken_off(Reason.SHUTTING_DOWN, now)
+
+    def _broken_off(self, reason: Reason, now: float) -> list[Action]:
+        """The failed ending from any phase, without a look at what the engine said."""
+        self._held = None
+        unfinished = self._shelf.release() + (b"\n\n" if self.phase is Phase.UNFRAMED else b"")
+        unfinished += self._early_usage if self._leg2 is None else b""
+        self._shelf2.drop()
+        self._outcome, self._reason = Outcome.FAILED, reason
+        self.phase, self._ended_at = Phase.FAILED, now
+        return [CloseLeg(), Send(unfinished + _interrupted(None, reason, reason))]
+
+    @property
+    def _finish_sent(self) -> bool:
+        """Whether leg 2 has finished the answer."""
+        return self._rewriter is not None and self._rewriter.finish_sent
 
     # -- leg 1 -------------------------------------------------------------------------------------
 
@@ -551,16 +536,11 @@ class Splice:
 
     def _weigh(self) -> None:
         """What is there to be continued, and what it has cost."""
-        leg = self._leg1
-        self._partial = Partial(*map(without_lone_surrogates, (leg.partial.reasoning, leg.partial.content)))
-        before = delivered(
-            leg.last_usage,
-            leg.usage_current,
-            self._partial.reasoning,
-            self._partial.content,
-            self.options.estimator,
-        )
-        self._before = before if before.prompt is not None else replace(before, prompt=leg.prompt_tokens)
+        partial = self._leg1.partial
+        self._partial = Partial(*map(without_lone_surrogates, (partial.reasoning, partial.content)))
+        before = self._counted(self._partial)
+        prompt = before.prompt if before.prompt is not None else self._leg1.prompt_tokens
+        self._before = replace(before, prompt=prompt)
 
     def _state(self, failure: Failure, value: Any) -> State:
         leg = self._leg1
@@ -634,10 +614,6 @@ class Splice:
         """Continuation code that fails in a way nobody thought of ends the stream as any other failed leg 2."""
         try:
             return step()
-        except RestartDeparted:
-            return self._leg2_failed(
-                Reason.LEG2_RESTARTED, "leg 2 told the answer again, and differently", now
-            )
         except Exception:
             logger.exception("request %s: the continuation failed inside the gateway", self.request_id)
             return self._leg2_failed(Reason.INTERNAL_ERROR, "", now)
@@ -645,11 +621,7 @@ class Splice:
     def _read_leg2(self, read: bytes, now: float) -> list[Action]:
         forward: list[bytes] = []
         for event in self._decoder.feed(read):
-            try:
-                events, ending = self._leg2_event(event, now)
-            except RestartDeparted:
-                message = "leg 2 told the answer again, and differently"
-                return [*_send(forward), *self._leg2_failed(Reason.LEG2_RESTARTED, message, now)]
+            events, ending = self._leg2_event(event, now)
             forward += events
             if ending is not None:
                 return [*_send(forward), *ending]
@@ -681,14 +653,18 @@ class Splice:
         assert self._leg2
         assert self._rewriter
         assert self._seam
+        self._leg2_usage = usage_of(chunk) or self._leg2_usage
         if self._rewriter.finish_sent:
-            self._leg2_usage = usage_of(chunk) or self._leg2_usage
             return [], None
         self._leg2.absorb(chunk)
-        self._leg2_usage = usage_of(chunk) or self._leg2_usage
         if self._leg2.finish == "stop" and self._is_empty():
             return [], self._leg2_failed(Reason.LEG2_EMPTY, "leg 2 ended without a word", now)
-        events = self._held_or_shown(*self._rewriter.chunk(chunk))
+        try:
+            texts, calls = self._rewriter.chunk(chunk)
+        except RestartDeparted:
+            message = "leg 2 told the answer again, and differently"
+            return [], self._leg2_failed(Reason.LEG2_RESTARTED, message, now)
+        events = self._held_or_shown(texts, calls)
         if self._seam_at is None and self._rewriter.text_seen:
             self._seam_at = now
         if self._seam.stopped_at is not None:
@@ -735,11 +711,10 @@ class Splice:
 
     def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
         self._leg2_message = first_line(message, self._conversation())
-        finished = self._rewriter is not None and self._rewriter.finish_sent  # what comes then spoils nothing
-        silent = finished or self._shelf2.holding or reason is Reason.LEG2_RESTARTED
+        silent = self._finish_sent or self._shelf2.holding or reason is Reason.LEG2_RESTARTED
         words = [] if silent else self._last_words()
         self._shelf2.drop()
-        if self._rewriter is not None and self._rewriter.finish_sent:  # or a stop string was among the words
+        if self._finish_sent:  # before, which nothing spoils any more, or by a stop string among the words
             return [*_send(words), *self._leg2_finished(now)]
         return [*_send(words), *self._failed(reason, now)]
 
@@ -800,12 +775,7 @@ class Splice:
         refused = (
             self._verdict is not None and self._verdict.decision is Decision.REFUSE and self._leg1.events
         )
-        error = {
-            "message": failed_message(failure, reason),
-            "type": "stream_interrupted",
-            "code": str(reason if refused or reason in OWN_CODES else failure),
-        }
-        return event_of({"error": error})
+        return _interrupted(failure, reason, reason if refused or reason in OWN_CODES else failure)
 
     def _final_usage(self) -> bytes:
         return event_of(chunk_like(self._leg1, choices=[], usage=self._joined(self._leg2_counts())))
@@ -851,7 +821,7 @@ class Splice:
             return None
         leg, verdict = self._leg1, self._verdict
         partial = self._partial if self._failure else leg.partial
-        before = self._before if self._failure else self._counted_so_far(partial)
+        before = self._before if self._failure else self._counted(partial)
         budget = remaining_budget(self.plan.request, 0)
         continued = self._leg2 is not None
         return StreamRecord(
@@ -891,7 +861,7 @@ class Splice:
             | self._shelf2.note("leg2"),
         )
 
-    def _counted_so_far(self, partial: Partial) -> Delivered:
+    def _counted(self, partial: Partial) -> Delivered:
         leg = self._leg1
         return delivered(
             leg.last_usage, leg.usage_current, partial.reasoning, partial.content, self.options.estimator
@@ -928,6 +898,11 @@ def _is_cut(event: Event) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _interrupted(failure: Failure | None, reason: Reason, code: Failure | Reason) -> bytes:
+    message = failed_message(failure, reason)
+    return event_of({"error": {"message": message, "type": "stream_interrupted", "code": str(code)}})
 
 
 def _named(value: Any) -> JSON:

@@ -47,9 +47,10 @@ _REASONS = {
 }
 
 
-def failed_message(failure: Failure, reason: Reason) -> str:
-    why = _REASONS[reason]
-    return f"The stream was interrupted: {_FAILURES[failure]}" + (f"; {why}." if why else ".")
+def failed_message(failure: Failure | None, reason: Reason) -> str:
+    """failure is None where the engine has done nothing wrong."""
+    why = (_FAILURES[failure] if failure else "", _REASONS[reason])
+    return f"The stream was interrupted: {'; '.join(filter(None, why))}."
 
 
 def first_line(message: str, conversation: Iterable[str]) -> str:
