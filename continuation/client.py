@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 import httpx
 from django.conf import settings
 
+from continuation import reactor
 from continuation.http import RawHeaders
 from continuation.transport import AiohttpTransport
 from continuation.usage import Delivered
@@ -30,26 +30,13 @@ def shared() -> httpx.AsyncClient:
             limit=settings.DOWNSTREAM_CONNECTION_LIMIT, connect_timeout=settings.CONNECT_TIMEOUT_SECONDS
         )
         _shared = loop, httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        _close_before_daphne_stops(loop)
+        reactor.before_it_stops(close_shared)
     return _shared[1]
 
 
 async def open_shared() -> None:
     """Before the first request, where a server tells when it starts: certificates are read then."""
     await shared().__aenter__()
-
-
-def _close_before_daphne_stops(loop: asyncio.AbstractEventLoop) -> None:
-    """daphne has no lifespan events; its reactor, which runs on the same loop, tells when it stops."""
-    reactor = sys.modules.get("twisted.internet.reactor")
-    if reactor is None or getattr(reactor, "_asyncioEventloop", None) is not loop:
-        return
-    from twisted.internet.defer import Deferred
-
-    def close() -> Deferred[None]:
-        return Deferred.fromFuture(asyncio.ensure_future(close_shared(), loop=loop))
-
-    reactor.addSystemEventTrigger("before", "shutdown", close)
 
 
 async def close_shared() -> None:

@@ -6,9 +6,10 @@ collector. Here a cancelled request is told that its client has gone, which Djan
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from continuation import reactor
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -61,18 +62,7 @@ class Attendance:
         loop = asyncio.get_running_loop()
         if self._told is not loop:
             self._told = loop
-            self._tell_reactor(loop)
-
-    def _tell_reactor(self, loop: asyncio.AbstractEventLoop) -> None:
-        reactor = sys.modules.get("twisted.internet.reactor")
-        if reactor is None or getattr(reactor, "_asyncioEventloop", None) is not loop:
-            return
-        from twisted.internet.defer import Deferred
-
-        def wait() -> Deferred[None]:
-            return Deferred.fromFuture(asyncio.ensure_future(self.until_all_have_left(), loop=loop))
-
-        reactor.addSystemEventTrigger("before", "shutdown", wait)
+            reactor.before_it_stops(self.until_all_have_left)
 
     async def until_all_have_left(self) -> None:
         if self._running:
