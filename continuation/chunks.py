@@ -106,6 +106,11 @@ def tool_ids_in(delta: JSON) -> list[str]:
     return [name for name in found if isinstance(name, str) and name]
 
 
+def ids_in(value: Any) -> tuple[int, ...]:
+    """The token ids of a list, of anything else none."""
+    return tuple(token for token in value if isinstance(token, int)) if isinstance(value, list) else ()
+
+
 def usage_of(chunk: JSON) -> JSON | None:
     usage = chunk.get("usage")
     return usage if isinstance(usage, dict) else None

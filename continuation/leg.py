@@ -14,6 +14,7 @@ from continuation.chunks import (
     delta_of,
     finish_of,
     has_tool_call,
+    ids_in,
     index_of,
     reasoning_of,
     text_of,
@@ -139,10 +140,6 @@ class Leg:
         return self._reasoning.whole or self._content.whole
 
     @property
-    def has_content(self) -> bool:
-        return bool(self._content)
-
-    @property
     def has_reasoning(self) -> bool:
         return bool(self._reasoning)
 
@@ -196,7 +193,7 @@ class Leg:
         self.created = self.created or _plain(chunk.get("created"))
         self.model = self.model or _plain(chunk.get("model"))
         self.fingerprint = self.fingerprint or _plain(chunk.get("system_fingerprint"))
-        self.prompt_ids = self.prompt_ids or _ids_in(chunk.get("prompt_token_ids"))
+        self.prompt_ids = self.prompt_ids or ids_in(chunk.get("prompt_token_ids"))
 
     def _choice(self, choice: JSON) -> None:
         if (index := index_of(choice)) != 0:
@@ -205,7 +202,7 @@ class Leg:
             return
         delta = delta_of(choice)
         self.role_seen = self.role_seen or bool(delta.get("role"))
-        self._take_ids(_ids_in(choice.get("token_ids")))
+        self._take_ids(ids_in(choice.get("token_ids")))
         if has_tool_call(delta):
             self.tool_call_seen = True
             self.tool_ids += tool_ids_in(delta)
@@ -252,7 +249,3 @@ def _names(delta: JSON) -> tuple[str, ...]:
 def _plain(value: Any) -> Any:
     """Text and numbers; nothing else identifies a completion."""
     return value if isinstance(value, str | int | float) else None
-
-
-def _ids_in(value: Any) -> tuple[int, ...]:
-    return tuple(token for token in value if isinstance(token, int)) if isinstance(value, list) else ()

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from continuation.chunks import (
     JSON,
@@ -28,6 +28,7 @@ from continuation.client import Readable, Upstream
 from continuation.http import RawHeaders
 from continuation.rewrite import finish_choice
 from continuation.seam import overlap
+from continuation.splice import OpenTokens
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder
 from continuation.tokens import (
     Batch,
@@ -42,7 +43,7 @@ from continuation.tokens import (
 )
 from continuation.usage import Delivered
 from strategies.builders import whole_number, without_lone_surrogates
-from strategies.types import CompiledStrategy, Fallback, Partial
+from strategies.types import CompiledStrategy, Fallback
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"
@@ -80,27 +81,6 @@ class Refused(Exception):
         super().__init__(status)
         self.status = status
         self.body = body
-
-
-class Job(Protocol):
-    """What the splice asks for (splice.OpenTokens)."""
-
-    @property
-    def request(self) -> JSON: ...
-    @property
-    def strategy(self) -> CompiledStrategy: ...
-    @property
-    def partial(self) -> Partial: ...
-    @property
-    def carried_prompt(self) -> Ids: ...
-    @property
-    def carried_ids(self) -> Ids | None: ...
-    @property
-    def tool_ids(self) -> tuple[str, ...]: ...
-    @property
-    def stops(self) -> tuple[str, ...]: ...
-    @property
-    def stop_shown(self) -> bool: ...
 
 
 class TokenBody:
@@ -154,7 +134,7 @@ class TokenBody:
             await self._task
 
 
-async def open_tokens(job: Job, base: str, post: Post, batch_chunks: int) -> Upstream:
+async def open_tokens(job: OpenTokens, base: str, post: Post, batch_chunks: int) -> Upstream:
     """The continuation on the token route, or on the last resort where the strategy names that.
 
     Raises ScaleOutMissing, Refused, httpx.HTTPError.
@@ -165,7 +145,7 @@ async def open_tokens(job: Job, base: str, post: Post, batch_chunks: int) -> Ups
         try:
             return await route.generate(batch_chunks)
         except ScaleOutMissing:
-            _missing[base] = time.monotonic() + MISSING_SECONDS
+            route.is_missing()
             if not last_resort:
                 raise
     if not last_resort:
@@ -174,7 +154,7 @@ async def open_tokens(job: Job, base: str, post: Post, batch_chunks: int) -> Ups
 
 
 class _Route:
-    def __init__(self, job: Job, base: str, post: Post) -> None:
+    def __init__(self, job: OpenTokens, base: str, post: Post) -> None:
         self._job = job
         self._base = base
         self._post = post
@@ -351,8 +331,12 @@ class _Route:
         try:
             return await self._call(DERENDER, value)
         except ScaleOutMissing:
-            _missing[self._base] = time.monotonic() + MISSING_SECONDS
+            self.is_missing()
             raise
+
+    def is_missing(self) -> None:
+        """Other continuations need not find it out again."""
+        _missing[self._base] = time.monotonic() + MISSING_SECONDS
 
     async def _call(self, path: str, value: JSON) -> JSON:
         answer = await self._post(path, dump(value))
@@ -391,14 +375,12 @@ class _Counts:
         self._total: int | None = None
 
     def add(self, batch: Batch) -> None:
+        start = max(0, len(self._ids) - len(self._closing))
+        self._ids += batch.ids
         if self._thinking:
-            start = max(0, len(self._ids) - len(self._closing))
-            self._ids += batch.ids
             closed = thoughts_before(self._ids[start:], self._closing)
             self._thinking = closed is None
             self._thoughts = len(self._ids) if closed is None else start + closed
-        else:
-            self._ids += batch.ids
 
     def told(self, total: int | None) -> None:
         self._total = total if total is not None else self._total
@@ -499,8 +481,3 @@ async def _whole(answer: Upstream) -> bytes:
         if len(read) > ANSWER_BYTES:
             raise Refused(answer.status, b"an answer that is too large")
     return bytes(read)
-
-
-def forget_missing() -> None:
-    """Ask again at once (for tests, and when a server is known to have been restarted)."""
-    _missing.clear()

@@ -36,13 +36,8 @@ class Rewriter:
         self._role_seen = leg1.role_seen
         self._names = leg1.reasoning_names
         self._last: JSON = {}
-        self.reasoning_chars = self.content_chars = 0
-        self.tool_call_seen = False
+        self.text_seen = False
         self.finish_sent = False
-
-    @property
-    def text_seen(self) -> bool:
-        return bool(self.reasoning_chars or self.content_chars)
 
     def chunk(self, chunk: JSON) -> tuple[list[bytes], list[bytes]]:
         """The events before the first tool call in this chunk, and those from it on. Raises RestartDeparted."""
@@ -71,7 +66,6 @@ class Rewriter:
         shown = [piece for field, text in told for piece in self._seam.feed(field, text)]
         rest = self._rest(delta)
         finish = finish_of(choice)
-        self.tool_call_seen = self.tool_call_seen or has_tool_call(delta)
         if finish or has_tool_call(delta):
             shown += self._seam.flush()
         if self._seam.stopped_at is not None:
@@ -86,7 +80,7 @@ class Rewriter:
 
     def _whole(self, shell: JSON, choice: JSON, rest: JSON, shown: Pieces) -> list[bytes]:
         """The usual case: the chunk as it came, under leg 1's names; none if it tells nothing."""
-        delta = self._counted(shown) | rest
+        delta = self._delta(shown) | rest
         if not (
             any(delta.values()) or finish_of(choice) or choice.get("token_ids") or choice.get("logprobs")
         ):
@@ -96,22 +90,19 @@ class Rewriter:
     def _texts(self, shell: JSON, choice: JSON, pieces: Pieces) -> list[bytes]:
         plain = {"index": 0, **choice, "logprobs": None, "finish_reason": None}
         plain.pop("token_ids", None)
-        return [
-            event_of(shell | {"choices": [plain | {"delta": self._counted([piece])}]}) for piece in pieces
-        ]
+        return [event_of(shell | {"choices": [plain | {"delta": self._delta([piece])}]}) for piece in pieces]
 
     def _finish(self, finish: str) -> bytes:
         self.finish_sent = True
         return event_of(self._last | {"choices": [finish_choice(finish)]})
 
-    def _counted(self, pieces: Pieces) -> JSON:
+    def _delta(self, pieces: Pieces) -> JSON:
+        self.text_seen = self.text_seen or bool(pieces)
         delta: JSON = {}
         for field, text in pieces:
             if field is Field.CONTENT:
-                self.content_chars += len(text)
                 delta["content"] = delta.get("content", "") + text
             else:
-                self.reasoning_chars += len(text)
                 delta |= dict.fromkeys(self._names or REASONING_NAMES[1:], text)
         return delta
 

@@ -92,8 +92,7 @@ class EventDecoder:
 
     def finish(self) -> Event | None:
         """The last event, when the stream ended without its blank line; None if nothing is left."""
-        if self._at_start:
-            self._at_start = False
+        self._at_start = False
         if self.overflowed or not self._buffer:
             return None
         line = bytes(self._buffer[self._line_start :])

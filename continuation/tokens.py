@@ -22,6 +22,7 @@ from continuation.chunks import (
     delta_of,
     finish_of,
     has_tool_call,
+    ids_in,
     text_of,
     usage_of,
 )
@@ -33,14 +34,6 @@ LARGEST_GROWTH = 4
 TOKENS_PER_GROWTH = 1000
 
 Ids = Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """The ids that leg 1 reported: of its prompt, and of all that it generated, shown or still withheld."""
-
-    prompt: tuple[int, ...]
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +62,7 @@ class Batches:
         choice = next(iter(choices(chunk)), None)
         if choice is None:
             return None
-        told = choice.get("token_ids")
-        ids = [token for token in told if isinstance(token, int)] if isinstance(told, list) else []
+        ids = ids_in(choice.get("token_ids"))
         self.generated += len(ids)
         self._ids += ids
         self._logprobs += _logprobs_of(choice)
