@@ -27,7 +27,7 @@ from continuation.chunks import (
     usage_of,
 )
 from continuation.leg import Leg
-from continuation.sse import DONE, EventDecoder
+from continuation.sse import DONE, Event, EventDecoder
 
 STREAM_BYTES = 2**27
 # So many characters before its last one an answer is near its end.
@@ -86,12 +86,20 @@ class Told:
 def told(stream: bytes) -> Told:
     """The whole of an event stream; events that cannot be read are left out."""
     reading = _Reading()
-    for event in EventDecoder(STREAM_BYTES).feed(stream):
+    for event in events_of(stream):
         if event.data == DONE:
             reading.dones += 1
         elif event.data:
-            reading.value(event, parse(event.data))
+            reading.value(event, value_in(event))
     return reading.told()
+
+
+def value_in(event: Event) -> Any:
+    """The JSON of an event's data; None where it has none that can be read."""
+    try:
+        return parse(event.data) if event.data and event.data != DONE else None
+    except ValueError:
+        return None
 
 
 @dataclass(slots=True)
@@ -106,7 +114,7 @@ class _Reading:
     dones: int = 0
     ids: set[Any] = field(default_factory=set)
 
-    def value(self, event: Any, value: Any) -> None:
+    def value(self, event: Event, value: Any) -> None:
         if is_error(event, value):
             self.error = error_object(value)
         elif isinstance(value, dict):
@@ -155,18 +163,16 @@ class Step:
         return self.reasoning, self.content, self.calls
 
 
-def events_of(stream: bytes) -> list[bytes]:
-    return [event.raw for event in EventDecoder(STREAM_BYTES).feed(stream)]
+def events_of(stream: bytes) -> list[Event]:
+    return EventDecoder(STREAM_BYTES).feed(stream)
 
 
-def steps_of(events: Sequence[bytes]) -> list[Step]:
+def steps_of(events: Sequence[Event]) -> list[Step]:
     """A step for each event after which a cut has something to continue and something to come."""
     leg, reading, steps = Leg(STREAM_BYTES), _Reading(), []
-    for number, raw in enumerate(events, start=1):
-        for event in EventDecoder(STREAM_BYTES).feed(raw):
-            value = parse(event.data) if event.data and event.data != DONE else None
-            if not isinstance(value, dict):
-                continue
+    for number, event in enumerate(events, start=1):
+        value = value_in(event)
+        if isinstance(value, dict):
             leg.absorb(value)
             reading.chunk(value)
         if leg.finish:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os.path import commonprefix
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -31,6 +32,7 @@ from continuation.plan import Guarded
 from continuation.relay import Relay
 from continuation.render_generate import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens
 from continuation.splice import OpenLeg, OpenTokens, Options, Send, Splice
+from continuation.sse import Event
 from continuation.transport import AiohttpTransport
 from continuation.usage import Estimator
 from continuation.variants import (
@@ -41,14 +43,13 @@ from continuation.variants import (
     Recommendation,
     Variant,
     finalists,
-    percent,
     recommend,
     variants,
 )
 from continuation.verdicts import Cut, Finding, Place, Told, Verdict
 from strategies.types import CompiledStrategy, Engine
 
-__all__ = ["DEFAULT_PROMPTS", "Order", "Progress", "Report", "Trouble", "percent", "prompts_in", "verify"]
+__all__ = ["DEFAULT_PROMPTS", "Order", "Progress", "Report", "Trouble", "prompts_in", "verify"]
 
 CHAT_PATH = "/v1/chat/completions"
 ANSWER_BYTES = 2**26
@@ -499,7 +500,7 @@ def _closing_in(off: str, token: str) -> str:
 class _Recording:
     """One whole answer as it came, event by event, and as a client understands it."""
 
-    events: tuple[bytes, ...]
+    events: tuple[Event, ...]
     steps: tuple[verdicts.Step, ...]
     told: Told
 
@@ -511,15 +512,11 @@ class _Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A prompt and its answer: as a client asks for it, and with ids where the engine reports them."""
+    """A prompt and its answer: as a client asks for it, and asked for again, with ids where the engine reports them."""
 
     body: JSON
     plain: _Recording
-    with_ids: _Recording | None
-
-    @property
-    def fullest(self) -> _Recording:
-        return self.with_ids or self.plain
+    again: _Recording
 
 
 async def _answered(door: _Door, body: JSON, known: Knowledge) -> _Answer:
@@ -535,7 +532,7 @@ async def _learnt(
     door: _Door, known: Knowledge, answers: Sequence[_Answer], row: CompiledStrategy
 ) -> tuple[Knowledge, tuple[Probe, ...]]:
     """What the answers themselves tell: whether they repeat, and how the thinking is written."""
-    repeats = all(_same(answer.plain.told, answer.fullest.told) for answer in answers)
+    repeats = all(_same(answer.plain.told, answer.again.told) for answer in answers)
     says = "gives the same greedy answer" if repeats else "does not give the same greedy answer"
     probes = [Probe("repeats", repeats, f"Asked twice, the engine {says}.")]
     tokens = next(filter(None, [await _written(door, known, row, one) for one in answers]), None)
@@ -574,7 +571,7 @@ async def _written(
     door: _Door, known: Knowledge, row: CompiledStrategy, answer: _Answer
 ) -> tuple[str, str, str] | None:
     """OPEN, CLOSE and CONTENT_OPEN, from the ids of an answer with reasoning and content."""
-    told, ids = answer.fullest.told, _ids_in(answer.fullest)
+    told, ids = answer.again.told, _ids_in(answer.again)
     if not (ids and told.reasoning and told.content):
         return None
     raw = await _detokenized(door, known.model, ids)
@@ -590,19 +587,11 @@ async def _written(
 
 def _ids_in(recording: _Recording) -> list[int]:
     ids: list[int] = []
-    for raw in recording.events:
-        value = _value(raw)
-        for choice in choices(value):
+    for event in recording.events:
+        value = verdicts.value_in(event)
+        for choice in choices(value) if isinstance(value, dict) else ():
             ids += [token for token in choice.get("token_ids") or [] if isinstance(token, int)]
     return ids
-
-
-def _value(raw: bytes) -> JSON:
-    try:
-        value = parse(raw.strip().removeprefix(b"data:").strip())
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 # -- cutting and continuing ------------------------------------------------------------------------
@@ -657,23 +646,25 @@ class _Bench:
         every = [
             cut
             for number, answer in enumerate(answers)
-            for cut in verdicts.cuts_of(number, answer.fullest.steps, answer.fullest.told)
+            for cut in verdicts.cuts_of(number, answer.again.steps, answer.again.told)
         ]
         self._cuts = verdicts.choose(every, order.cuts)
         if not self._cuts:
             raise Trouble("no answer had anything to cut; give other prompts, or a larger --max-tokens")
         self._kept: dict[bytes, asyncio.Task[_Heard]] = {}
         self._uninterrupted: dict[tuple[int, bool], Told] = {}
-        self._done = 0
+        self._done = self._total = 0
         self._gone = ""
+        # Under a name of its own, for what is remembered of missing endpoints here is nothing to the gateway or to
+        # another run.
+        self._name = f"verification {uuid4()}"
 
     @property
     def cuts_by_place(self) -> dict[Place, int]:
         return {place: n for place in Place if (n := sum(cut.place is place for cut in self._cuts))}
 
     async def run(self) -> AsyncGenerator[Progress, None]:
-        most = SCREENING_CUTS if not self._order.cuts else min(SCREENING_CUTS, self._order.cuts)
-        first = verdicts.choose(self._cuts, most)
+        first = verdicts.choose(self._cuts, SCREENING_CUTS)
         rest = [cut for cut in self._cuts if cut not in first]
         self._total = len(self.measured) * len(first)
         async with aclosing(self._round(self.measured, first)) as screening:
@@ -721,12 +712,12 @@ class _Bench:
     async def _finding(self, variant: Variant, cut: Cut) -> Finding:
         answer = self._answers[cut.prompt]
         plan = Guarded(dump(answer.body), answer.body, variant.strategy)
-        recording = answer.fullest if plan.carries_ids else answer.plain
+        recording = answer.again if plan.carries_ids else answer.plain
         events = verdicts.events_at(cut, recording.steps)
         if not events:
             return Finding(Verdict.NOT_TRIED, "nothing had been told by then")
         want = self._whole(cut.prompt, plan, recording)
-        beginning = b"".join(recording.events[:events])
+        beginning = b"".join(event.raw for event in recording.events[:events])
         splice = self._splice(plan)
         try:
             async with asyncio.timeout(self._order.seconds):
@@ -751,7 +742,7 @@ class _Bench:
         if key not in self._uninterrupted:
             splice = self._splice(plan)
             splice.leg1_opened(time.monotonic())
-            actions = splice.received(b"".join(recording.events), time.monotonic())
+            actions = splice.received(b"".join(event.raw for event in recording.events), time.monotonic())
             self._uninterrupted[key] = verdicts.told(b"".join(a.data for a in actions if isinstance(a, Send)))
         return self._uninterrupted[key]
 
@@ -762,8 +753,7 @@ class _Bench:
     async def _continued(self, splice: Splice, beginning: bytes, variant: Variant) -> bytes:
         async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
             if isinstance(action, OpenTokens):
-                # What is remembered of missing endpoints here is nothing to the gateway, nor the other way.
-                base = f"verification:{self._order.base_url}:{variant.hides_scale_out}:{id(self)}"
+                base = f"{self._name}, {variant.hides_scale_out}"
                 return await open_tokens(action, base, self._post_for(variant), self._order.batch_chunks)
             heard = await self._once(action.body)
             return Upstream(heard.status, heard.headers, _Whole(heard.data))

@@ -124,7 +124,7 @@ def test_steps_follow_the_stream_up_to_its_finish() -> None:
 
 def test_cuts_are_spread_evenly_and_the_ends_are_among_them() -> None:
     cuts = [Cut(0, Place.CONTENT_WORD, after("", "x" * n)) for n in range(1, 12)]
-    assert [len(cuts[:1]), spread(cuts, 3)] == [1, [cuts[0], cuts[5], cuts[10]]]
+    assert spread(cuts, 3) == [cuts[0], cuts[5], cuts[10]]
     assert spread(cuts, 1) == [cuts[5]]
     assert spread(cuts, 0) == cuts
     mixed = [*cuts, Cut(0, Place.CONTENT_END, after("", "y"))]
@@ -235,6 +235,13 @@ def test_a_stream_is_told_as_a_client_understands_it() -> None:
     )
     assert told(event({"error": {"message": "no"}})).error == {"message": "no"}
     assert not first_difference(found, found, found)
+
+
+def test_an_event_that_cannot_be_read_tells_nothing_but_of_an_error() -> None:
+    half = b"data: {half\n\n"
+    assert told(chunk({"content": "Hi"}) + half).content == "Hi"
+    assert steps_of(events_of(half)) == []
+    assert told(b"event: error\ndata: out of memory\n\n").error is not None
 
 
 # -- variants --------------------------------------------------------------------------------------
