@@ -162,26 +162,25 @@ def _reasoning_ends(row: CompiledStrategy, known: Knowledge) -> list[str]:
 def _tokens(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
     if known.engine is not Engine.VLLM or row.engine is Engine.SGLANG:
         return
-    written = _as_written(row, known)
-    plain = replace(row, prompt_opens_thinking=False)
-    for tokens in dict.fromkeys([(row.open, row.close, row.content_open), written]):
+    own = (row.open, row.close, row.content_open)
+    written = known.tokens or own
+    plain = replace(row, prompt_opens_thinking=False, render_generate=True)
+    for tokens in dict.fromkeys([own, written]):
         if not tokens[1]:
             continue
-        base = replace(plain, open=tokens[0], close=tokens[1], content_open=tokens[2])
-        text = replace(base, render_generate=True, token_exact=False)
+        text = replace(_with_tokens(plain, tokens), token_exact=False)
         if known.scale_out is not False:
             yield Variant("", TEXT_IDS, text)
         last = replace(text, without_scale_out=Fallback.COMPLETIONS)
         there = known.scale_out is False
         yield Variant("", COMPLETIONS, last, eligible=there, hides_scale_out=not there)
     if known.scale_out is not False and known.ids is not False:
-        opening, closing, content_open = written
-        carried = replace(plain, open=opening, close=closing, content_open=content_open)
-        yield Variant("", CARRIED_IDS, replace(carried, render_generate=True, token_exact=True))
+        yield Variant("", CARRIED_IDS, replace(_with_tokens(plain, written), token_exact=True))
 
 
-def _as_written(row: CompiledStrategy, known: Knowledge) -> tuple[str, str, str]:
-    return known.tokens or (row.open, row.close, row.content_open)
+def _with_tokens(row: CompiledStrategy, tokens: tuple[str, str, str]) -> CompiledStrategy:
+    opening, closing, content_open = tokens
+    return replace(row, open=opening, close=closing, content_open=content_open)
 
 
 def _behaviour(variant: Variant) -> tuple[Any, ...]:

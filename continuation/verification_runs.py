@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
@@ -157,12 +158,7 @@ def _results(run: VerificationRun, one: Measured) -> Iterator[VerificationResult
             variant=one.variant.name[:500],
             route=one.variant.route,
             place=str(place),
-            exact=tally.exact,
-            diverged=tally.diverged,
-            refused=tally.refused,
-            not_tried=tally.not_tried,
-            usage_equal=tally.usage_equal,
-            first_difference=_storable(tally.first_difference),
+            **{**asdict(tally), "first_difference": _storable(tally.first_difference)},
         )
 
 

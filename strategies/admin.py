@@ -49,8 +49,6 @@ class TextListField(forms.JSONField):
         try:
             return super().to_python(value)
         except (RecursionError, ValueError) as trouble:
-            if isinstance(trouble, ValidationError):
-                raise
             raise ValidationError(self.error_messages["invalid"], code="invalid") from trouble
 
     def prepare_value(self, value: Any) -> Any:
@@ -184,7 +182,9 @@ class StrategyAdmin(StrategyModelAdmin):
     def verify_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Asks for the engine, then starts the run in the background."""
         row = self._row_to_change(request, pk)
-        running = next((run for run in row.verifications.all()[:5] if run.state == "running"), None)
+        running = next(
+            (run for run in row.verifications.filter(finished=None) if run.state == "running"), None
+        )
         if running:
             messages.info(request, "This strategy is being verified already.")
             return redirect("admin:strategies_strategy_verification", running.pk)

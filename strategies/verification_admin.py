@@ -20,15 +20,6 @@ MOST_CUTS = 1000
 # Of the variants so many are shown at once; the others are folded away.
 SHOWN_AT_ONCE = 6
 
-STATES = {
-    "verified": "verified",
-    "partly": "partly",
-    "failing": "failing",
-    "edited": "edited since",
-    "never": "never",
-    "running": "running",
-}
-
 
 class VerificationForm(forms.Form):
     """What to verify against. An empty model is the one that the engine serves first."""
@@ -93,13 +84,14 @@ def latest_finished(row: Strategy) -> VerificationRun | None:
 
 
 def badge(row: Strategy) -> SafeString:
-    """verified, partly, failing, never, and when."""
+    """verified, partly, failing, edited since or never; with the score, and when."""
     run = latest_finished(row)
     state = run.verdict_on(row) if run else "never"
     found = run.variant_of(row) if run else None
     score = f" {found['exact']}/{found['tried']}" if found else ""
     when = timezone.localtime(run.finished).strftime("%Y-%m-%d") if run and run.finished else ""
-    shown = format_html('<span class="verified verified-{}">{}{}</span>', state, STATES[state], score)
+    says = "edited since" if state == "edited" else state
+    shown = format_html('<span class="verified verified-{}">{}{}</span>', state, says, score)
     return format_html('{} <span class="verified-when">{}</span>', shown, when) if when else shown
 
 
@@ -125,10 +117,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Variants by kinds of cut places. places: (name, number of cuts); rest: what is folded away."""
+    """Variants by kinds of cut places. rest: what is folded away."""
 
     run: VerificationRun
-    places: Sequence[tuple[str, int]]
+    places: Sequence[str]
     lines: Sequence[Line]
     rest: Sequence[Line]
     edited: bool
@@ -138,7 +130,7 @@ def matrix_of(run: VerificationRun) -> Matrix:
     by_variant: dict[str, dict[str, VerificationResult]] = {}
     for result in run.results.all():
         by_variant.setdefault(result.variant, {})[result.place] = result
-    places = [(str(place), int(number)) for place, number in run.places]
+    places = [str(place) for place, _number in run.places]
     ordered = sorted(run.variants, key=_importance)
     lines = [_line(one, by_variant.get(str(one["name"])[:500], {}), places) for one in ordered]
     return Matrix(
@@ -150,13 +142,11 @@ def _importance(variant: dict[str, Any]) -> tuple[Any, ...]:
     return not variant["configured"], not variant["recommended"], not variant["finalist"], -variant["exact"]
 
 
-def _line(
-    variant: dict[str, Any], results: dict[str, VerificationResult], places: Iterable[tuple[str, int]]
-) -> Line:
+def _line(variant: dict[str, Any], results: dict[str, VerificationResult], places: Iterable[str]) -> Line:
     marks = tuple(mark for mark in ("configured", "recommended") if variant[mark])
     marks += () if variant["finalist"] else ("first cuts only",)
     equal = sum(result.usage_equal for result in results.values())
-    cells = tuple(_cell(results.get(place)) for place, _ in places)
+    cells = tuple(_cell(results.get(place)) for place in places)
     total = f"{variant['exact']}/{variant['total']}"
     return Line(variant["name"], variant["route"], marks, cells, total, f"{equal}/{variant['exact']}")
 
