@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import path
 from django.urls.conf import include
@@ -50,20 +49,6 @@ def sample(**fields: str) -> dict[str, str]:
             **fields,
         }
     )
-
-
-@pytest.fixture
-def staff(django_user_model, client):
-    """A member of staff who may do what is named: `staff("view")`."""
-
-    def login(*permissions: str) -> Client:
-        user = django_user_model.objects.create_user("staff", password="x", is_staff=True)
-        codes = [f"{permission}_strategy" for permission in permissions]
-        user.user_permissions.set(Permission.objects.filter(codename__in=codes))
-        client.force_login(user)
-        return client
-
-    return login
 
 
 def test_white_space_of_tokens_is_saved_as_typed(admin_client):

@@ -1,11 +1,11 @@
 """Verification as strategies know it: rows, the table in the admin, and the pages around a run."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from strategies import verification
 from strategies.models import Strategy, VerificationResult, VerificationRun
+from strategies.types import CompiledStrategy
 from strategies.verification import changes_between, settings_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.strategies.urls")]
@@ -24,18 +25,6 @@ FORM = {"base_url": "http://engine:8000", "model": "", "engine": "vllm", "cuts":
 @pytest.fixture
 def row() -> Strategy:
     return Strategy.objects.create(name="mine", model="mine")
-
-
-@pytest.fixture
-def staff(django_user_model: Any, client: Client) -> Callable[..., Client]:
-    def login(*permissions: str) -> Client:
-        user = django_user_model.objects.create_user("staff", password="x", is_staff=True)
-        codes = [f"{permission}_strategy" for permission in permissions]
-        user.user_permissions.set(Permission.objects.filter(codename__in=codes))
-        client.force_login(user)
-        return client
-
-    return login
 
 
 @pytest.fixture
@@ -77,6 +66,11 @@ def finished(row: Strategy, exact: int, tried: int = 4, **fields: Any) -> Verifi
 
 
 # -- rows ------------------------------------------------------------------------------------------
+
+
+def test_every_setting_of_a_strategy_is_verified_or_chooses_what_it_is_for() -> None:
+    chooses = {"name", "model", "engine", "served_names", "pk"}
+    assert set(verification.FIELDS) | chooses == {field.name for field in fields(CompiledStrategy)}
 
 
 def test_settings_are_those_of_the_row_as_json_holds_them(row: Strategy) -> None:
@@ -165,8 +159,9 @@ def test_the_list_shows_the_verdict_and_when(
 
 def test_a_row_that_was_never_verified_says_so(admin_client: Client, row: Strategy) -> None:
     VerificationRun.objects.create(strategy=row, base_url="x", finished=timezone.now(), trouble="no engine")
-    assert "never" in admin_client.get(LIST, {"q": "mine"}).content.decode()
-    assert "never" in admin_client.get(f"{LIST}{row.pk}/change/").content.decode()
+    assert 'verified-never">never<' in admin_client.get(LIST, {"q": "mine"}).content.decode()
+    shown = admin_client.get(f"{LIST}{row.pk}/change/").content.decode()
+    assert f'never<p><a href="{LIST}{row.pk}/verify/">' in shown
 
 
 def test_the_strategys_page_shows_the_matrix_in_colours(admin_client: Client, row: Strategy) -> None:
@@ -281,11 +276,14 @@ def test_verifying_is_for_staff_who_may_change_with_a_csrf_token(
     assert len(started) == 1
 
 
-def test_a_run_is_shown_to_those_who_may_see_strategies(row: Strategy, staff: Callable[..., Client]) -> None:
+@pytest.mark.parametrize("permissions, status", [((), 403), (("view",), 200)])
+def test_a_run_is_shown_to_those_who_may_see_strategies(
+    row: Strategy, staff: Callable[..., Client], permissions: tuple[str, ...], status: int
+) -> None:
     run = finished(row, 4)
-    client = staff()
+    client = staff(*permissions)
     for page in (f"{LIST}verification/{run.pk}/", f"{LIST}verification/{run.pk}/progress/"):
-        assert client.get(page).status_code == 403
+        assert client.get(page).status_code == status
         assert "login" in Client().get(page)["Location"]
 
 
