@@ -1,8 +1,6 @@
 """`manage.py verify_strategy`, and the runs that it and the admin leave in the database."""
 
-import asyncio
 import io
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from continuation import verification_runs
 from continuation.simulator import Config, Simulator
 from strategies import verification
 from strategies.models import Strategy, VerificationRun
+from tests.e2e.test_simulated import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,28 +23,10 @@ def built_in_rows() -> None:
     call_command("load_strategies", verbosity=0, stdout=io.StringIO())
 
 
-def running(config: Config) -> Iterator[Simulator]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="simulator")
-    thread.start()
-    simulator = Simulator(config)
-
-    def wait_for(what: Any) -> None:
-        asyncio.run_coroutine_threadsafe(what, loop).result(20)
-
-    wait_for(simulator.start())
-    try:
-        yield simulator
-    finally:
-        wait_for(simulator.stop())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(20)
-        loop.close()
-
-
 @pytest.fixture
 def generic() -> Iterator[Simulator]:
-    yield from running(Config(engine="vllm", template="generic"))
+    with running(Config(engine="vllm", template="generic")) as simulator:
+        yield simulator
 
 
 @pytest.fixture
@@ -149,9 +130,7 @@ def test_the_key_of_the_settings_goes_to_the_engine_of_the_settings_only(setting
     assert not verification_runs.order_for(row, "http://elsewhere:8000").api_key
 
 
-def test_the_runner_is_registered_and_runs_in_the_background(
-    generic: Simulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runner_is_registered_and_runs_in_the_background(generic: Simulator) -> None:
     assert verification.runner is not None
     row = Strategy.objects.get(name="generic")
     run = VerificationRun.objects.create(strategy=row, base_url=generic.url, cuts=1)
