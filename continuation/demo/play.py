@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from continuation.demo.answers import CHAT, FAULT_HEADER, Answer, Client, Piece
-from continuation.demo.children import DemoFailed
 from continuation.demo.screen import BOLD, CYAN, DIM, GREEN, RED, Screen
-from continuation.demo.stage import SERVED_NAME, STALL_SECONDS, Stage
+from continuation.demo.stage import STALL_SECONDS, Stage
 from continuation.models import ContinuationEvent
+from continuation.processes import SERVED_NAME, CannotGoOn
 
 BODY: Mapping[str, Any] = {
     "model": SERVED_NAME,
@@ -53,11 +53,11 @@ BROKEN = (
 
 
 def play(on: Stage, screen: Screen) -> bool:
-    """Whether every broken answer was continued and equals the uninterrupted one. Raises DemoFailed."""
+    """Whether every broken answer was continued and equals the uninterrupted one. Raises CannotGoOn."""
     with closing(Client(on.gateway, on.simulator)) as client:
         whole = _watched(client, 1, WHOLE, screen)
         if not whole.whole:
-            raise DemoFailed("the uninterrupted answer did not come to its end")
+            raise CannotGoOn("the uninterrupted answer did not come to its end")
         screen.line(f"{len(whole.reasoning)} characters of reasoning, {len(whole.content)} of content", DIM)
         broken = [
             _watched_and_judged(client, number, scene, whole, screen)
@@ -162,7 +162,7 @@ class Shown:
 
 
 def audit_rows(database: Path, request_ids: Sequence[str]) -> list[sqlite3.Row]:
-    """One for each request, in that order; they are written a moment after the stream. Raises DemoFailed."""
+    """One for each request, in that order; they are written a moment after the stream. Raises CannotGoOn."""
     marks = ", ".join("?" * len(request_ids))
     question = f"SELECT * FROM {ContinuationEvent._meta.db_table} WHERE request_id IN ({marks}) ORDER BY id"
     until = time.monotonic() + _AUDIT_SECONDS
@@ -170,7 +170,7 @@ def audit_rows(database: Path, request_ids: Sequence[str]) -> list[sqlite3.Row]:
         connection.row_factory = sqlite3.Row
         while len(rows := connection.execute(question, request_ids).fetchall()) < len(request_ids):
             if time.monotonic() > until:
-                raise DemoFailed(f"{len(rows)} of {len(request_ids)} audit rows after {_AUDIT_SECONDS:g} s")
+                raise CannotGoOn(f"{len(rows)} of {len(request_ids)} audit rows after {_AUDIT_SECONDS:g} s")
             time.sleep(_POLL_SECONDS)
     return rows
 

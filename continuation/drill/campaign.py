@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from continuation.demo.children import DemoFailed
 from continuation.drill.caller import Caller
 from continuation.drill.flights import Flight
 from continuation.drill.injector import CHAT, Injector
@@ -26,8 +25,9 @@ from continuation.drill.plans import STALLS, Planner, Reference
 from continuation.drill.questions import QUESTIONS, body_of
 from continuation.drill.reading import read
 from continuation.drill.sampling import Latencies, Sample, Trend, process, trends
-from continuation.drill.stage import SIMULATED, Engine, Gateway, other_engine, simulated_engine, start_gateway
+from continuation.drill.stage import SIMULATED, Engine, Gateway, other_engine, own_gateway, simulated_engine
 from continuation.drill.wire import BROKEN, Address, request_bytes, until
+from continuation.processes import CannotGoOn
 
 SAMPLE_SECONDS = 2.0
 # The first part of a drill, in which a process fills its caches, is not compared with the last.
@@ -92,7 +92,6 @@ class Result:
     """
 
     choices: Choices
-    server: str = ""
     tally: dict[str, Counter[str]] = field(default_factory=dict)
     wrong: list[Wrong] = field(default_factory=list)
     wrong_count: int = 0
@@ -138,7 +137,7 @@ Progress = Callable[[Result, str, int], None]
 
 
 async def drill(choices: Choices, progress: Progress) -> Result:
-    """progress is told the result so far, what is being done, and how many streams are open. Raises DemoFailed."""
+    """progress is told the result so far, what is being done, and how many streams are open. Raises CannotGoOn."""
     result = Result(choices)
     async with _stage(choices, result, progress) as on:
         campaign = Campaign(on, choices, result, progress)
@@ -172,7 +171,6 @@ async def _stage(choices: Choices, result: Result, progress: Progress) -> AsyncI
         closing.push_async_callback(injector.stop)
         progress(result, "starting the gateway", 0)
         gateway = await _gateway(choices, engine, injector, directory, closing)
-        result.server = gateway.server
         yield Stage(engine, gateway, injector, references)
 
 
@@ -180,7 +178,7 @@ async def _listening(injector: Injector, port: int) -> None:
     try:
         await injector.start(port=port)
     except OSError as trouble:
-        raise DemoFailed(f"cannot listen on port {port}: {trouble}") from None
+        raise CannotGoOn(f"cannot listen on port {port}: {trouble}") from None
 
 
 async def _engine(choices: Choices, directory: Path, closing: AsyncExitStack) -> Engine:
@@ -197,7 +195,7 @@ async def _gateway(
     if choices.gateway:
         return Gateway(choices.gateway)
     starting = (engine, injector.url, choices.idle_seconds, directory)
-    gateway = await asyncio.to_thread(start_gateway, *starting)
+    gateway = await asyncio.to_thread(own_gateway, *starting)
     assert gateway.child
     closing.push_async_callback(asyncio.to_thread, gateway.child.stop)
     return gateway
@@ -216,7 +214,7 @@ async def _references(engine: Engine, result: Result) -> tuple[Reference, ...]:
         else:
             found.append(reference)
     if not any(one.after_chars(1) for one in found):
-        raise DemoFailed("no answer of the engine can be used:\n  " + "\n  ".join(result.left_out))
+        raise CannotGoOn("no answer of the engine can be used:\n  " + "\n  ".join(result.left_out))
     return tuple(found)
 
 

@@ -172,7 +172,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "seed": choices.seed,
         "streams": choices.streams,
         "engine": choices.engine,
-        "gateway": choices.gateway or result.server,
+        "gateway": choices.gateway or "serve",
         "faults": list(choices.kinds),
         "seconds": round(result.seconds, 2),
         "stopped": result.stopped,

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
-import secrets
-import socket
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-from django.core.management import get_commands
 
-from continuation.demo.children import Child, DemoFailed, environment, run
+from continuation.processes import (
+    SERVED_NAME,
+    CannotGoOn,
+    Child,
+    gateway_environment,
+    migrate,
+    start_gateway,
+    start_simulator,
+)
 
-MANAGE = (sys.executable, "manage.py")
 SIMULATED = ("vllm", "sglang")
-SERVED_NAME = "any-name"
 SIMULATED_MODEL = "qwen3.6"
-_ATTEMPTS = 3
 _ASK_SECONDS = 10.0
 # What no gateway may write into its log, whatever its clients and engines do.
 _TROUBLE = re.compile(
@@ -44,31 +41,18 @@ class Engine:
 
 
 def simulated_engine(manner: str, delay_ms: float, directory: Path) -> tuple[Child, Engine]:
-    """Raises DemoFailed."""
-    about = ["--engine", manner, "--template", "qwen", "--model", SERVED_NAME]
-    command = [*MANAGE, "simulate_engine", *about, "--token-delay-ms", f"{delay_ms:g}"]
-    child = Child("simulator", command, environment({}), directory)
-    try:
-        child.wait_until(lambda: _ready_line(child) is not None)
-    except BaseException:
-        child.stop()
-        raise
-    url = json.loads((_ready_line(child) or "").removeprefix("READY "))["url"]
+    """Raises CannotGoOn."""
+    child, url = start_simulator(manner, delay_ms, directory)
     return child, Engine(url, SERVED_NAME, SIMULATED_MODEL, manner)
 
 
-def _ready_line(child: Child) -> str | None:
-    lines = child.log.read_text("utf-8", "replace").splitlines(keepends=True)
-    return next((line for line in lines if line.startswith("READY ") and line.endswith("\n")), None)
-
-
 def other_engine(url: str, model: str) -> Engine:
-    """What an engine that runs already says about itself; `model` overrides its name. Raises DemoFailed."""
+    """What an engine that runs already says about itself; `model` overrides its name. Raises CannotGoOn."""
     try:
         listed = _asked(f"{url}/v1/models")
         name = str(listed["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as trouble:
-        raise DemoFailed(f"{url}/v1/models does not tell which model it serves: {trouble!r:.200}") from None
+        raise CannotGoOn(f"{url}/v1/models does not tell which model it serves: {trouble!r:.200}") from None
     return Engine(url, name, model or name, _manner(url))
 
 
@@ -94,7 +78,6 @@ class Gateway:
     url: str
     child: Child | None = None
     database: Path | None = None
-    server: str = ""
 
     @property
     def pid(self) -> int | None:
@@ -108,54 +91,10 @@ class Gateway:
         return [line.strip()[:200] for line in lines if _TROUBLE.search(line)]
 
 
-def start_gateway(engine: Engine, downstream: str, idle_seconds: float, directory: Path) -> Gateway:
-    """On a free port; another one is tried if something else has taken it by then. Raises DemoFailed."""
+def own_gateway(engine: Engine, downstream: str, idle_seconds: float, directory: Path) -> Gateway:
+    """Raises CannotGoOn."""
     database = directory / "drill.sqlite3"
-    env = environment(
-        {
-            "DOWNSTREAM_URL": downstream,
-            "CONTINUATION_MODEL": engine.model,
-            "CONTINUATION_ENGINE": engine.manner,
-            "STALL_IDLE_TIMEOUT_SECONDS": f"{idle_seconds:g}",
-            "DATABASE_URL": f"sqlite:///{database}",
-            "SECRET_KEY": secrets.token_urlsafe(40),
-        }
-    )
-    run("manage.py migrate", [*MANAGE, "migrate", "--no-input", "-v", "0"], env)
-    for attempt in range(_ATTEMPTS):
-        port = _free_port()
-        server, command = _command(port)
-        child = Child("gateway", command, env, directory)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            child.wait_until(partial(_is_ready, url))
-        except BaseException as trouble:
-            child.stop()
-            taken = isinstance(trouble, DemoFailed) and b"in use" in child.log.read_bytes()
-            if not taken or attempt == _ATTEMPTS - 1:
-                raise
-        else:
-            return Gateway(url, child, database, server)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _command(port: int) -> tuple[str, Sequence[str]]:
-    """Of the gateway's own server where it has one, else of daphne."""
-    if "serve" in get_commands():
-        return "serve", [*MANAGE, "serve", "--bind", "127.0.0.1", "--port", str(port)]
-    daphne = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(port)]
-    return "daphne", [*daphne, "--access-log", "/dev/null", "gatewaysite.asgi:application"]
-
-
-def _free_port() -> int:
-    """Below the range from which outgoing connections take theirs, which could come in between."""
-    while True:
-        port = random.randrange(10240, 32768)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
-def _is_ready(url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/ready", trust_env=False, timeout=5).status_code == 200
-    return False
+    env = gateway_environment(downstream, engine.manner, engine.model, idle_seconds, database)
+    migrate(env)
+    child, url = start_gateway(env, directory)
+    return Gateway(url, child, database)

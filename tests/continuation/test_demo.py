@@ -17,10 +17,10 @@ import pytest
 from django.conf import settings
 
 from continuation.demo.answers import Answer, Seam, _leg, seam_of
-from continuation.demo.children import Child, DemoFailed, environment, run
 from continuation.demo.play import BROKEN
 from continuation.demo.screen import CYAN, GREEN, Screen, width
 from continuation.management.commands.demo import INTERRUPTED
+from continuation.processes import CannotGoOn, Child, environment, run
 
 DEMO = [sys.executable, "manage.py", "demo", "--token-delay-ms", "1"]
 PATIENCE = 120
@@ -179,7 +179,7 @@ def test_no_color_is_respected_in_a_terminal() -> None:
 def test_a_child_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     code = "print('\\n'.join(f'line {n}' for n in range(40))); raise SystemExit('the port is cursed')"
     child = Child("gateway", [sys.executable, "-c", code], environment({}), tmp_path)
-    with pytest.raises(DemoFailed) as told:
+    with pytest.raises(CannotGoOn) as told:
         child.wait_until(lambda: False)
     assert "the gateway ended with status 1" in str(told.value)
     assert str(told.value).endswith("the port is cursed")
@@ -190,7 +190,7 @@ def test_a_child_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: P
 def test_a_child_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     child = Child("gateway", [sys.executable, "-c", "import time; time.sleep(60)"], environment({}), tmp_path)
     try:
-        with pytest.raises(DemoFailed, match=r"was not ready within 0\.1 s"):
+        with pytest.raises(CannotGoOn, match=r"was not ready within 0\.1 s"):
             child.wait_until(lambda: False, seconds=0.1)
     finally:
         child.stop()
@@ -198,7 +198,7 @@ def test_a_child_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_is_told_with_its_output() -> None:
-    with pytest.raises(DemoFailed, match=r"migrate ended with status 3.*\n  no room"):
+    with pytest.raises(CannotGoOn, match=r"migrate ended with status 3.*\n  no room"):
         run("migrate", [sys.executable, "-c", "print('no room'); raise SystemExit(3)"], environment({}))
 
 

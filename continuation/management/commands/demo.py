@@ -14,10 +14,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from continuation.demo.children import DemoFailed
 from continuation.demo.play import play, show_where
 from continuation.demo.screen import BOLD, CYAN, DIM, GREEN, Screen
 from continuation.demo.stage import Choices, Stage, stage
+from continuation.processes import CannotGoOn
 
 PLAIN_COLUMNS = 80
 INTERRUPTED = 128 + signal.SIGINT
@@ -53,7 +53,7 @@ class Command(BaseCommand):
         with _ended_by_signals():
             try:
                 equal = self._run(choices, self._screen(options), once=options["once"])
-            except DemoFailed as trouble:
+            except CannotGoOn as trouble:
                 raise CommandError(str(trouble)) from None
             except KeyboardInterrupt:
                 raise SystemExit(INTERRUPTED) from None

@@ -15,7 +15,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 
-from continuation.demo.children import DemoFailed
 from continuation.demo.screen import Screen
 from continuation.drill import plot
 from continuation.drill.campaign import Choices, Result, drill
@@ -23,6 +22,7 @@ from continuation.drill.kinds import ALL, UnknownKind, chosen, help_text
 from continuation.drill.report import Bar, as_json, show, unsteady
 from continuation.drill.stage import SIMULATED
 from continuation.drill.wire import Address
+from continuation.processes import CannotGoOn
 
 INTERRUPTED = 128 + signal.SIGINT
 PLAIN_COLUMNS = 100
@@ -86,7 +86,7 @@ class Command(BaseCommand):
         bar = Bar(self._write_error, _columns(self.stderr), terminal=self.stderr.isatty())
         try:
             result = asyncio.run(_until_stopped(choices, bar))
-        except DemoFailed as trouble:
+        except CannotGoOn as trouble:
             raise CommandError(str(trouble)) from None
         finally:
             bar.end()
@@ -161,7 +161,7 @@ async def _until_stopped(choices: Choices, bar: Bar) -> Result:
     try:
         return await drill(choices, bar.show)
     except asyncio.CancelledError:
-        raise DemoFailed("stopped before it had begun") from None
+        raise CannotGoOn("stopped before it had begun") from None
 
 
 def _columns(stream: Any) -> int:
