@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MB = 2**20
 PIECE_BYTES = 2**16
-# A body above this is parsed in a thread: it would hold up the other streams.
+# A body above this is read and rewritten in a thread: it would hold up the other streams.
 PARSE_INLINE_BYTES = 2**18
 # type, code and message by status
 UNDELIVERED = {
@@ -105,13 +105,11 @@ def _is_passed_through(path: str) -> bool:
 
 async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
     splice = Splice(planned, _options(), request_id(request), datetime.now(UTC), time.monotonic())
-    headers = with_headers(_request_headers(request), {b"accept-encoding": b"identity"})
-    if planned.carries_ids:
-        headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    rewritten = (b"content-length",) if planned.carries_ids else ()
+    headers = with_headers(_request_headers(request, *rewritten), {b"accept-encoding": b"identity"})
     try:
-        upstream = await open_upstream(
-            settings.DOWNSTREAM_URL, "POST", _target(request), headers, planned.leg1_body
-        )
+        body = await _leg1_body(planned)
+        upstream = await open_upstream(settings.DOWNSTREAM_URL, "POST", _target(request), headers, body)
     except httpx.HTTPError as trouble:
         return _undelivered(request, trouble, "guarded")
     except asyncio.CancelledError:
@@ -144,6 +142,12 @@ async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
         {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"},
     )
     return RelayResponse(relay.pieces(), upstream.status, stream_headers)
+
+
+async def _leg1_body(planned: Guarded) -> bytes:
+    if planned.carries_ids and len(planned.body) > PARSE_INLINE_BYTES:
+        return await asyncio.to_thread(lambda: planned.leg1_body)
+    return planned.leg1_body
 
 
 async def _pass_through(
@@ -219,9 +223,9 @@ def _target(request: HttpRequest) -> bytes:
     return path + (b"?" + query if query else b"")
 
 
-def _request_headers(request: HttpRequest) -> RawHeaders:
+def _request_headers(request: HttpRequest, *dropped: bytes) -> RawHeaders:
     """As the client sent them. Host is downstream's own; the server has already answered any Expect."""
-    return end_to_end(getattr(request, "scope", {}).get("headers", []), b"host", b"expect")
+    return end_to_end(getattr(request, "scope", {}).get("headers", []), b"host", b"expect", *dropped)
 
 
 def _continuation_headers(request: HttpRequest) -> RawHeaders:
@@ -233,10 +237,7 @@ def _continuation_headers(request: HttpRequest) -> RawHeaders:
     }
     if settings.CONTINUATION_API_KEY:
         new[b"authorization"] = b"Bearer " + settings.CONTINUATION_API_KEY.encode()
-    headers = [
-        (name, value) for name, value in _request_headers(request) if name.lower() != b"content-length"
-    ]
-    return with_headers(headers, new)
+    return with_headers(_request_headers(request, b"content-length"), new)
 
 
 def _answer_headers(request: HttpRequest, upstream: Upstream, note: str, *dropped: bytes) -> RawHeaders:
