@@ -135,7 +135,7 @@ class Process:
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"reader of {driver}", daemon=True)
         self._reader.start()
-        self.version: str = self._answer(START_SECONDS)["version"]
+        assert self._answer(START_SECONDS) == {"ready": True}
 
     def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin
@@ -324,11 +324,10 @@ def _curl_whole(told: Mapping[str, Any], headers: Mapping[str, str]) -> Reading:
     choices = []
     for choice in told["choices"]:
         message = choice["message"]
-        tools = tuple(
-            (call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"] or []
-        )
+        tools = [{"id": call["id"], **call["function"]} for call in message["tool_calls"] or []]
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        choices.append(Choice(reasoning, message["content"] or "", (choice["finish_reason"],), tools))
+        told_of = {"reasoning": reasoning, "content": message["content"] or "", "tools": tools}
+        choices.append(_choice({**told_of, "finish": [choice["finish_reason"]]}))
     return Reading(
         choices=tuple(choices),
         ids=(told["id"],),

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from continuation.simulator import Simulator
 from tests.clients.asking import CALLING, has_han, legs, patience, question, weather
 from tests.clients.conftest import Ask, GatewayFor, SimulatorFor
 from tests.clients.driving import Client, Reading
+from tests.harness.gateway import Gateway
 
 pytestmark = pytest.mark.clients
 
@@ -33,6 +35,16 @@ def two_calls(reading: Reading) -> None:
     assert has_han(choice.content + json.dumps(choice.tools, ensure_ascii=False))
     called = [[name, json.loads(arguments)] for name, arguments in choice.tools]
     assert reading.extra.get("called", called) == called
+
+
+def reads_whole(client: Client, behind: Simulator, one: Gateway, fault: str, ask: Ask) -> None:
+    """Through the gateway, as from the engine when nothing breaks."""
+    direct = ask(client, behind.url, calling(client))
+    behind.requests.clear()
+    rescued = ask(client, one.url, calling(client), fault)
+    two_calls(rescued)
+    assert rescued.said == direct.said
+    assert legs(behind) == ([1] if fault == "ending_lost" else [1, 2])
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -72,13 +84,7 @@ def test_a_stream_that_broke_before_its_tool_calls_reads_whole(
     ask: Ask,
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **patience(fault), **settings)
-    direct = ask(client, behind.url, calling(client))
-    behind.requests.clear()
-    rescued = ask(client, one.url, calling(client), fault)
-    two_calls(rescued)
-    assert rescued.said == direct.said
-    assert legs(behind) == ([1] if fault == "ending_lost" else [1, 2])
+    reads_whole(client, behind, gateway(behind.url, engine, **patience(fault), **settings), fault, ask)
 
 
 IN_A_CALL = {
@@ -118,13 +124,7 @@ def test_a_stream_that_broke_in_a_held_tool_call_reads_whole(
     client: Client, engine: str, fault: str, simulator: SimulatorFor, gateway: GatewayFor, ask: Ask
 ) -> None:
     behind = simulator(engine)
-    one = gateway(behind.url, engine, **patience(fault), **BUFFERED)
-    direct = ask(client, behind.url, calling(client))
-    behind.requests.clear()
-    rescued = ask(client, one.url, calling(client), fault)
-    two_calls(rescued)
-    assert rescued.said == direct.said
-    assert legs(behind) == [1, 2]
+    reads_whole(client, behind, gateway(behind.url, engine, **patience(fault), **BUFFERED), fault, ask)
 
 
 def test_held_tool_calls_do_not_starve_a_client_of_comments(

@@ -1,14 +1,12 @@
 // The Vercel AI SDK: one job a line on stdin, one result a line on stdout (see ../driving.py).
 // Ways: compatible (@ai-sdk/openai-compatible) and openai (@ai-sdk/openai, `.chat`).
 
-import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, Output, streamText, tool } from "ai";
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
-const manifest = createRequire(import.meta.url)("ai/package.json");
 
 function model(job) {
   const settings = { baseURL: job.base_url, apiKey: "none", headers: job.headers };
@@ -78,7 +76,6 @@ async function streamed(job, result) {
   });
   const inputs = new Map();
   for await (const part of stream.stream) {
-    result.chunks += 1;
     switch (part.type) {
       case "reasoning-delta":
         into.reasoning += part.text;
@@ -133,7 +130,6 @@ function errorOf(trouble) {
   }
   const cause = trouble.lastError ?? trouble;
   return {
-    class: names[0].replace(/^_/, ""),
     kinds: names.map((name) => name.replace(/^_/, "")),
     status: cause.statusCode ?? null,
     type: cause.type ?? cause.data?.type ?? cause.data?.error?.type ?? null,
@@ -145,7 +141,7 @@ function errorOf(trouble) {
 
 async function run(job) {
   const choice = { reasoning: "", content: "", finish: [], tools: [] };
-  const result = { choices: [choice], ids: [], usages: [], chunks: 0, watched: null, error: null, extra: {} };
+  const result = { choices: [choice], ids: [], usages: [], watched: null, error: null, extra: {} };
   try {
     await (job.body.stream ? streamed : whole)(job, result);
   } catch (trouble) {
@@ -155,5 +151,5 @@ async function run(job) {
 }
 
 const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
-say({ version: manifest.version });
+say({ ready: true });
 for await (const line of createInterface({ input: process.stdin })) say(await run(JSON.parse(line)));

@@ -5,19 +5,15 @@ Ways: stream and astream. What does not stream is asked by invoke and ainvoke.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
-from importlib.metadata import version
 from typing import Any
 
+from jobs import Job, Result, choice, serve
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_openai import ChatOpenAI
 
-Result = dict[str, Any]
 
-
-def model(job: dict[str, Any]) -> Any:
+def model(job: Job) -> Any:
     body = job["body"]
     chat = ChatOpenAI(
         model=body["model"],
@@ -40,19 +36,18 @@ def model(job: dict[str, Any]) -> Any:
 
 def take(result: Result, so_far: AIMessageChunk | None, chunk: AIMessageChunk) -> AIMessageChunk:
     """Chunks add up to a message: that is how LangChain wants them read."""
-    result["chunks"] += 1
     if chunk.usage_metadata:
         _take_usage(result, chunk)
     found = chunk.response_metadata.get("finish_reason")
     if found:
-        result["choices"][0]["finish"].append(found)
+        choice(result, 0)["finish"].append(found)
     joined = chunk if so_far is None else so_far + chunk
     _take_message(result, joined)
     return joined
 
 
 def _take_message(result: Result, message: AIMessage) -> None:
-    into = result["choices"][0]
+    into = choice(result, 0)
     assert isinstance(message.content, str), message.content
     into["content"] = message.content
     into["reasoning"] = message.additional_kwargs.get("reasoning_content") or ""
@@ -79,7 +74,7 @@ def _take_usage(result: Result, message: AIMessage) -> None:
 
 def _take_whole(result: Result, message: AIMessage) -> None:
     _take_message(result, message)
-    result["choices"][0]["finish"] = [message.response_metadata.get("finish_reason")]
+    choice(result, 0)["finish"] = [message.response_metadata.get("finish_reason")]
     if message.usage_metadata:
         _take_usage(result, message)
 
@@ -90,7 +85,7 @@ def _parsed(result: Result, so_far: AIMessageChunk | None) -> None:
         result["extra"]["called"] = [[call["name"], call["args"]] for call in so_far.tool_calls]
 
 
-def stream(job: dict[str, Any], result: Result) -> None:
+def stream(job: Job, result: Result) -> None:
     if not job["body"].get("stream"):
         _take_whole(result, model(job).invoke(job["body"]["messages"]))
         return
@@ -100,7 +95,7 @@ def stream(job: dict[str, Any], result: Result) -> None:
     _parsed(result, so_far)
 
 
-async def astream(job: dict[str, Any], result: Result) -> None:
+async def astream(job: Job, result: Result) -> None:
     if not job["body"].get("stream"):
         _take_whole(result, await model(job).ainvoke(job["body"]["messages"]))
         return
@@ -110,43 +105,5 @@ async def astream(job: dict[str, Any], result: Result) -> None:
     _parsed(result, so_far)
 
 
-def error_of(trouble: Exception) -> dict[str, Any]:
-    return {
-        "class": type(trouble).__name__,
-        "kinds": [kind.__name__ for kind in type(trouble).__mro__],
-        "status": getattr(trouble, "status_code", None),
-        "type": getattr(trouble, "type", None),
-        "code": getattr(trouble, "code", None),
-        "message": str(trouble),
-    }
-
-
-def run(job: dict[str, Any], loop: asyncio.Runner) -> Result:
-    result: Result = {
-        "choices": [{"reasoning": "", "content": "", "finish": [], "tools": []}],
-        "ids": [],
-        "usages": [],
-        "chunks": 0,
-        "watched": None,
-        "error": None,
-        "extra": {},
-    }
-    try:
-        if job["way"] == "stream":
-            stream(job, result)
-        else:
-            loop.run(astream(job, result))
-    except Exception as trouble:
-        result["error"] = error_of(trouble)
-    return result
-
-
-def main() -> None:
-    print(json.dumps({"version": version("langchain-openai")}), flush=True)
-    with asyncio.Runner() as loop:
-        for line in sys.stdin:
-            print(json.dumps(run(json.loads(line), loop)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve({"stream": stream, "astream": astream})

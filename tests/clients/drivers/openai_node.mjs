@@ -3,7 +3,6 @@
 
 import { createInterface } from "node:readline";
 import OpenAI from "openai";
-import { VERSION } from "openai/version";
 
 const kept = new Map();
 
@@ -27,7 +26,6 @@ function choice(result, index) {
 }
 
 function take(result, chunk) {
-  result.chunks += 1;
   if (!result.ids.includes(chunk.id)) result.ids.push(chunk.id);
   if (chunk.usage) takeUsage(result, chunk.usage);
   for (const each of chunk.choices) {
@@ -112,12 +110,11 @@ function kinds(trouble) {
 }
 
 async function run(job) {
-  const result = { choices: [], ids: [], usages: [], chunks: 0, watched: null, error: null, extra: {} };
+  const result = { choices: [], ids: [], usages: [], watched: null, error: null, extra: {} };
   try {
     await (job.way === "create" ? create : helper)(job, result);
   } catch (trouble) {
     result.error = {
-      class: trouble.constructor.name,
       kinds: kinds(trouble),
       status: trouble.status ?? null,
       type: trouble.type ?? null,
@@ -129,5 +126,5 @@ async function run(job) {
 }
 
 const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
-say({ version: VERSION });
+say({ ready: true });
 for await (const line of createInterface({ input: process.stdin })) say(await run(JSON.parse(line)));

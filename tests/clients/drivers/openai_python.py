@@ -5,19 +5,16 @@ Ways: create, async, helper and async-helper (`chat.completions.stream`, and the
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from collections import Counter
 from typing import Any
 
 import openai
+from jobs import Job, Result, choice, serve
 
-Result = dict[str, Any]
 _kept: dict[tuple[str, int, bool], Any] = {}
 
 
-def client(job: dict[str, Any], kind: type) -> Any:
+def client(job: Job, kind: type) -> Any:
     """Kept from job to job, as programs do: what one stream leaves behind, the next one meets."""
     key = (job["base_url"], job["retries"], kind is openai.AsyncOpenAI)
     if key not in _kept:
@@ -25,22 +22,15 @@ def client(job: dict[str, Any], kind: type) -> Any:
     return _kept[key]
 
 
-def asked(job: dict[str, Any]) -> dict[str, Any]:
+def asked(job: Job) -> dict[str, Any]:
     return {**job["body"], "extra_headers": job["headers"]}
 
 
-def without_stream(job: dict[str, Any]) -> dict[str, Any]:
+def without_stream(job: Job) -> dict[str, Any]:
     return {name: value for name, value in asked(job).items() if name != "stream"}
 
 
-def choice(result: Result, index: int) -> dict[str, Any]:
-    while len(result["choices"]) <= index:
-        result["choices"].append({"reasoning": "", "content": "", "finish": [], "tools": []})
-    return result["choices"][index]  # type: ignore[no-any-return]
-
-
 def take(result: Result, chunk: Any) -> None:
-    result["chunks"] += 1
     if chunk.id not in result["ids"]:
         result["ids"].append(chunk.id)
     if chunk.usage:
@@ -104,7 +94,7 @@ def take_final(result: Result, events: Counter[str], final: Any) -> None:
     }
 
 
-def create(job: dict[str, Any], result: Result) -> None:
+def create(job: Job, result: Result) -> None:
     raw = client(job, openai.OpenAI).chat.completions.with_raw_response.create(**asked(job))
     result["watched"] = raw.headers.get("x-continuation")
     answer = raw.parse()
@@ -116,7 +106,7 @@ def create(job: dict[str, Any], result: Result) -> None:
             take(result, chunk)
 
 
-async def create_async(job: dict[str, Any], result: Result) -> None:
+async def create_async(job: Job, result: Result) -> None:
     raw = await client(job, openai.AsyncOpenAI).chat.completions.with_raw_response.create(**asked(job))
     result["watched"] = raw.headers.get("x-continuation")
     answer = raw.parse()
@@ -128,7 +118,7 @@ async def create_async(job: dict[str, Any], result: Result) -> None:
             take(result, chunk)
 
 
-def helper(job: dict[str, Any], result: Result) -> None:
+def helper(job: Job, result: Result) -> None:
     events: Counter[str] = Counter()
     with client(job, openai.OpenAI).chat.completions.stream(**without_stream(job)) as stream:
         for event in stream:
@@ -136,7 +126,7 @@ def helper(job: dict[str, Any], result: Result) -> None:
         take_final(result, events, stream.get_final_completion())
 
 
-async def helper_async(job: dict[str, Any], result: Result) -> None:
+async def helper_async(job: Job, result: Result) -> None:
     events: Counter[str] = Counter()
     async with client(job, openai.AsyncOpenAI).chat.completions.stream(**without_stream(job)) as stream:
         async for event in stream:
@@ -144,48 +134,5 @@ async def helper_async(job: dict[str, Any], result: Result) -> None:
         take_final(result, events, await stream.get_final_completion())
 
 
-def error_of(trouble: Exception) -> dict[str, Any]:
-    return {
-        "class": type(trouble).__name__,
-        "kinds": [kind.__name__ for kind in type(trouble).__mro__],
-        "status": getattr(trouble, "status_code", None),
-        "type": getattr(trouble, "type", None),
-        "code": getattr(trouble, "code", None),
-        "message": str(trouble),
-    }
-
-
-def run(job: dict[str, Any], loop: asyncio.Runner) -> Result:
-    result: Result = {
-        "choices": [],
-        "ids": [],
-        "usages": [],
-        "chunks": 0,
-        "watched": None,
-        "error": None,
-        "extra": {},
-    }
-    try:
-        match job["way"]:
-            case "create":
-                create(job, result)
-            case "async":
-                loop.run(create_async(job, result))
-            case "helper":
-                helper(job, result)
-            case "async-helper":
-                loop.run(helper_async(job, result))
-    except Exception as trouble:
-        result["error"] = error_of(trouble)
-    return result
-
-
-def main() -> None:
-    print(json.dumps({"version": openai.__version__}), flush=True)
-    with asyncio.Runner() as loop:
-        for line in sys.stdin:
-            print(json.dumps(run(json.loads(line), loop)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve({"create": create, "async": create_async, "helper": helper, "async-helper": helper_async})
