@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from continuation.demo.play import play, show_where
 from continuation.demo.screen import BOLD, CYAN, DIM, GREEN, Screen
 from continuation.demo.stage import Choices, Stage, stage
+from continuation.management.arguments import amount
 from continuation.processes import CannotGoOn
 
 PLAIN_COLUMNS = 80
@@ -45,7 +45,10 @@ class Command(BaseCommand):
             "shows what a wrong strategy does",
         )
         parser.add_argument(
-            "--token-delay-ms", type=_delay, default=25.0, help="time that a token takes (25)"
+            "--token-delay-ms",
+            type=amount(0, 1000, "milliseconds"),
+            default=25.0,
+            help="time that a token takes (25)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -112,13 +115,3 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _delay(text: str) -> float:
-    try:
-        delay = float(text)
-    except ValueError:
-        delay = -1.0
-    if not 0 <= delay <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; milliseconds, from 0 to 1000")
-    return delay

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser
 
 from continuation.demo.screen import Screen
 from continuation.drill import plot
@@ -22,6 +22,7 @@ from continuation.drill.kinds import ALL, UnknownKind, chosen, help_text
 from continuation.drill.report import Bar, as_json, show, unsteady
 from continuation.drill.stage import SIMULATED
 from continuation.drill.wire import Address
+from continuation.management.arguments import LongHelpCommand, amount, whole
 from continuation.processes import CannotGoOn
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -46,35 +47,26 @@ faults:
 """
 
 
-class _Formatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the description."""
-
-
-class Command(BaseCommand):
+class Command(LongHelpCommand):
     help = _ABOUT
     requires_system_checks = []  # the gateway that is started has settings of its own
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        return super().create_parser(prog_name, subcommand, **(kwargs | {"formatter_class": _Formatter}))
-
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--streams", type=_whole(1, MOST_STREAMS), default=200, help="streams at a time (200)")
-        add(
-            "--minutes", type=_number(0.01, 100_000, "minutes"), help="how long (3, or no limit with --total)"
-        )
-        add("--total", type=_whole(1, 10**9), help="how many streams at most")
+        add("--streams", type=whole(1, MOST_STREAMS), default=200, help="streams at a time (200)")
+        add("--minutes", type=amount(0.01, 100_000, "minutes"), help="how long (3, or no limit with --total)")
+        add("--total", type=whole(1, 10**9), help="how many streams at most")
         add("--faults", default=ALL, help="all (the default), or names separated by commas")
-        add("--seed", type=_whole(0, 2**63), help="any number; a random one, which is shown, by default")
+        add("--seed", type=whole(0, 2**63), help="any number; a random one, which is shown, by default")
         add("--only", type=_numbers, default=(), help="numbers of streams, separated by commas: no others")
         add("--engine", default="vllm", type=_engine, help="vllm or sglang to simulate one (vllm), or a URL")
         add("--continuation-engine", type=_url, help="URL of another engine for continuations")
         add("--continuation-model", default="", help="CONTINUATION_MODEL, where --engine is a URL")
         add("--gateway", type=_url, help="URL of a gateway that runs already")
-        add("--listen", type=_whole(1, 65535), default=0, help="port of the fault injector, for --gateway")
-        idle = _number(0.2, 3600, "seconds")
+        add("--listen", type=whole(1, 65535), default=0, help="port of the fault injector, for --gateway")
+        idle = amount(0.2, 3600, "seconds")
         add("--idle-timeout", type=idle, default=4.0, help="the gateway's limit of silence, in seconds (4)")
-        delay = _number(0, 1000, "milliseconds")
+        delay = amount(0, 1000, "milliseconds")
         add("--token-delay-ms", type=delay, default=50.0, help="time that a simulated token takes (50)")
         add("--plot", type=Path, metavar="FILE.png", help="draw memory, descriptors, tasks and latency")
         add("--require-flat", action="store_true", help="status 1 also if one of these grew by more than 5%%")
@@ -168,29 +160,8 @@ def _columns(stream: Any) -> int:
     return shutil.get_terminal_size((PLAIN_COLUMNS, 24)).columns if stream.isatty() else PLAIN_COLUMNS
 
 
-def _whole(least: int, most: int) -> Any:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not allowed; a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return read
-
-
-def _number(least: float, most: float, what: str) -> Any:
-    def read(text: str) -> float:
-        with suppress(ValueError):
-            if least <= float(text) <= most:
-                return float(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; {what}, from {least:g} to {most:g}")
-
-    return read
-
-
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_whole(0, 2**62)(part.strip()) for part in text.split(","))
+    return tuple(whole(0, 2**62)(part.strip()) for part in text.split(","))
 
 
 def _url(text: str) -> str:

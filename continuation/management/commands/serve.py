@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from continuation.management.arguments import descriptor, port
 
 MB = 2**20
 
@@ -26,8 +27,8 @@ class Command(BaseCommand):
         where = parser.add_mutually_exclusive_group()
         where.add_argument("-b", "--bind", default="127.0.0.1", metavar="HOST", help="address (127.0.0.1)")
         where.add_argument("-u", "--unix-socket", default="", metavar="PATH", help="a socket file instead")
-        where.add_argument("--fd", type=_descriptor, help="a listening socket that was inherited, instead")
-        parser.add_argument("-p", "--port", type=_port, default=8000, help="TCP port (8000); 0: a free one")
+        where.add_argument("--fd", type=descriptor, help="a listening socket that was inherited, instead")
+        parser.add_argument("-p", "--port", type=port, default=8000, help="TCP port (8000); 0: a free one")
         parser.add_argument(
             "--access-log", metavar="FILE", help="write a line for each request; - for stdout (no log)"
         )
@@ -82,15 +83,3 @@ def _access_log(name: str | None) -> Any:
         return AccessLogGenerator(sys.stdout if name == "-" else open(name, "a", buffering=1))
     except OSError as trouble:
         raise CommandError(f"cannot write {name}: {trouble.strerror}") from trouble
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 0 to 65535")
-    return int(text)
-
-
-def _descriptor(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file descriptor")
-    return int(text)

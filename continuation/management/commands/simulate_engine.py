@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -10,8 +9,9 @@ import os
 import signal
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser
 
+from continuation.management.arguments import LongHelpCommand, amount, port
 from continuation.simulator import Config, Simulator
 from continuation.simulator.dialects import DIALECTS
 from continuation.simulator.engine import ENGINES
@@ -48,21 +48,12 @@ to look inside:
 """
 
 
-class _Formatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the description."""
-
-
-class Command(BaseCommand):
+class Command(LongHelpCommand):
     help = _ABOUT
     requires_system_checks = []  # the gateway's settings are nothing to an engine
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        return super().create_parser(prog_name, subcommand, **(kwargs | {"formatter_class": _Formatter}))
-
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--port", type=_port, default=0, help="TCP port; 0 (the default) takes a free one"
-        )
+        parser.add_argument("--port", type=port, default=0, help="TCP port; 0 (the default) takes a free one")
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
         parser.add_argument("--engine", choices=ENGINES, default="vllm", help="whose manners (vllm)")
         parser.add_argument(
@@ -70,9 +61,17 @@ class Command(BaseCommand):
         )
         parser.add_argument("--model", default="simulated-model", help="served model name (simulated-model)")
         parser.add_argument(
-            "--token-delay-ms", type=_delay, default=20.0, help="time that a token takes (20)"
+            "--token-delay-ms",
+            type=amount(0, 60_000, "milliseconds"),
+            default=20.0,
+            help="time that a token takes (20)",
         )
-        parser.add_argument("--scale", type=_scale, default=1.0, help="multiplies the length of answers (1)")
+        parser.add_argument(
+            "--scale",
+            type=amount(0.1, 1000, "a factor"),
+            default=1.0,
+            help="multiplies the length of answers (1)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         names = ("engine", "template", "model", "host", "port", "token_delay_ms", "scale")
@@ -94,27 +93,3 @@ class Command(BaseCommand):
             self.stdout.write(f"READY {ready}")
             self.stdout.flush()
             await stopped.wait()
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 0 to 65535")
-    return int(text)
-
-
-def _delay(text: str) -> float:
-    return _between(text, 0, 60_000, "milliseconds")
-
-
-def _scale(text: str) -> float:
-    return _between(text, 0.1, 1000, "a factor")
-
-
-def _between(text: str, least: float, most: float, what: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; {what}, from {least} to {most}")
-    return number
