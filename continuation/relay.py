@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import httpx
 
@@ -21,7 +22,7 @@ from continuation.streams import ends_itself
 
 logger = logging.getLogger(__name__)
 
-OpenContinuation = Callable[[OpenLeg | OpenTokens], Awaitable[Upstream]]
+OpenContinuation = Callable[[OpenLeg | OpenTokens], Coroutine[Any, Any, Upstream]]
 KEEPALIVE = comment_line("keepalive")
 # Of a refusal so much is read, in at most so long, to be able to say why.
 REFUSAL_BYTES = 2**16
@@ -86,7 +87,7 @@ class Relay:
                         case OpenLeg() | OpenTokens():
                             self._heard_at = time.monotonic()
                             self._opening = asyncio.create_task(
-                                self._open(action), name=f"continuation of {splice.request_id}"
+                                self._open_continuation(action), name=f"continuation of {splice.request_id}"
                             )
                         case CloseLeg():
                             await self._close_leg()
@@ -170,9 +171,6 @@ class Relay:
                 self._splice.request_id,
                 self._silence,
             )
-
-    async def _open(self, action: OpenLeg | OpenTokens) -> Upstream:
-        return await self._open_continuation(action)
 
     async def _wait_for_leg2(self, opening: asyncio.Task[Upstream], seconds: float | None) -> list[Action]:
         try:
