@@ -51,9 +51,10 @@ def _in_one_line(message: checks.CheckMessage) -> str:
 
 def name_statuses() -> None:
     """Twisted, under daphne and serve, has no words for some, and some clients show the words of the status line."""
-    twisted = sys.modules.get("twisted.web.http")
-    for status in HTTPStatus if twisted is not None else ():
-        twisted.RESPONSES.setdefault(status.value, status.phrase.encode())  # type: ignore[union-attr]
+    twisted: Any = sys.modules.get("twisted.web.http")
+    if twisted is not None:
+        for status in HTTPStatus:
+            twisted.RESPONSES.setdefault(status.value, status.phrase.encode())
 
 
 async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:

@@ -11,9 +11,8 @@ from gatewaysite.environment import Environment
 BASE_DIR = Path(__file__).resolve().parent.parent
 _environ = environ.FileAwareEnv()
 if (BASE_DIR / ".env").is_file():
-    environ.Env.read_env(
-        BASE_DIR / ".env"
-    )  # FileAwareEnv would read the files already, and fail less politely
+    # Not _environ: it would read the files that are named there already, and fail less politely.
+    environ.Env.read_env(BASE_DIR / ".env")
 _env = Environment(_environ)
 
 # -- the gateway ---------------------------------------------------------------------------------

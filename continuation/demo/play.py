@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,8 @@ def _difference(answer: Answer, whole: Answer) -> str:
     for channel in ("reasoning", "content"):
         ours, theirs = getattr(answer, channel), getattr(whole, channel)
         if ours != theirs:
-            pairs = enumerate(zip(ours, theirs, strict=False), start=1)
-            shorter = min(len(ours), len(theirs))
-            at = next((place for place, (one, other) in pairs if one != other), shorter + 1)
-            return f"NOT equal: the {channel} differs from character {at} on"
+            same = len(commonprefix([ours, theirs]))  # noqa: RUF071 - character by character is what is wanted
+            return f"NOT equal: the {channel} differs from character {same + 1} on"
     return f"NOT equal: finish_reason is {answer.finish!r}"
 
 

@@ -12,7 +12,7 @@ NARROWEST, WIDEST = 30, 100
 _SOFT_MARGIN = 12
 _TAB = "    "
 _PLAIN = "0"
-BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+BOLD, DIM, RED, GREEN, CYAN = "1", "2", "31", "32", "36"
 
 
 class Screen:

@@ -97,7 +97,8 @@ class Injector:
 
 
 def _leg_number(flight: Flight, head: Head, sent: bytes) -> int:
-    """Leg 2 is a continuation, or anything that is asked after leg 1."""
+    """Leg 2 is a continuation, or goes to another path than the chat. The client's own request, asked a second time,
+    gets a number that no leg may have."""
     if flight.leg1 is None:
         return 1
     is_continuation = b'"continue_final_message"' in sent or head.target.partition("?")[0] != CHAT
@@ -227,9 +228,8 @@ class Exchange:
         try:
             await self._write(data)
         finally:
-            if (
-                not framing.padding
-            ):  # else the client is slow, and the time that a write takes is the client's
+            # With padding the client is slow, and the time that a write takes is the client's.
+            if not framing.padding:
                 self._note_silence()
         if not self._is_over:
             leg.events.append(event)

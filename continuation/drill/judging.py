@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from os.path import commonprefix
 from typing import Any
 
 from continuation.drill.flights import Flight, Leg
@@ -255,8 +256,7 @@ def _headers(flight: Flight, note: str) -> Iterator[str]:
 def _bytes_difference(want: bytes, got: bytes) -> str:
     if want == got:
         return ""
-    pairs = enumerate(zip(want, got, strict=False))
-    at = next((place for place, (one, other) in pairs if one != other), min(len(want), len(got)))
+    at = len(commonprefix([want, got]))  # noqa: RUF071 - byte by byte is what is wanted
     return f"byte {at} of {len(want)}: wanted {want[at : at + 40]!r}, got {got[at : at + 40]!r}"
 
 

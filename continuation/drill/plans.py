@@ -229,9 +229,8 @@ def _no_fault(kind: str, rng: Random, reference: Reference) -> Parts:
 def _continuation_fault(kind: str, rng: Random, reference: Reference) -> Parts:
     after = rng.choice(reference.after_chars(_LEAST_CHARS[kind]))
     leg1 = _strike(rng.choice(BREAKS), rng, after)
-    if (
-        after == reference.text_ends_at and leg1.how == "blank_line"
-    ):  # the event counts, and may be a tool call
+    # What lacks only its blank line counts as an event, and here it may be one of a tool call.
+    if after == reference.text_ends_at and leg1.how == "blank_line":
         leg1 = replace(leg1, how="json")
     return {"leg1": leg1, "leg2": _LEG2[kind](rng)}
 

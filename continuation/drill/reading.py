@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
 import orjson
@@ -161,8 +162,7 @@ def text_difference(what: str, want: str, got: str) -> str:
     """One line that says where two texts part; "" if they are equal."""
     if want == got:
         return ""
-    pairs = enumerate(zip(want, got, strict=False))
-    at = next((place for place, (one, other) in pairs if one != other), min(len(want), len(got)))
+    at = len(commonprefix([want, got]))  # noqa: RUF071 - character by character is what is wanted
     before = want[max(0, at - 16) : at]
     ends = [repr(text[at : at + 24]) if text[at:] else "its end" for text in (want, got)]
     return f"{what}, character {at}: after {before!r} wanted {ends[0]}, got {ends[1]}"
