@@ -1,6 +1,53 @@
-"""For all tests: how long an example takes depends on how busy the machine is, and proves nothing."""
+"""For all tests: how long an example takes depends on how busy the machine is, and proves nothing. And what tests
+over sockets have in common, be their client this suite's own or a package."""
 
+from collections.abc import Callable, Iterator
+
+import pytest
 from hypothesis import settings
+
+from tests.harness.gateway import TROUBLE, Gateway
+from tests.harness.upstream import Refusing, Unanswering, Upstream
 
 settings.register_profile("gateway", deadline=None)
 settings.load_profile("gateway")
+
+
+@pytest.fixture(scope="session")
+def session_upstream() -> Iterator[Upstream]:
+    upstream = Upstream()
+    yield upstream
+    upstream.stop()
+
+
+@pytest.fixture(scope="session")
+def refusing_url() -> Iterator[str]:
+    """Nobody listens there."""
+    nobody = Refusing()
+    yield nobody.url
+    nobody.stop()
+
+
+@pytest.fixture(scope="session")
+def unanswering_url() -> Iterator[str]:
+    """A connect to it neither succeeds nor fails."""
+    mute = Unanswering()
+    yield mute.url
+    mute.stop()
+
+
+@pytest.fixture
+def watched() -> Iterator[Callable[[Gateway], Gateway]]:
+    """watched(gateway): the same one; when the test is over it must still run and have logged no trouble."""
+    begun: dict[Gateway, int] = {}
+
+    def watching(one: Gateway) -> Gateway:
+        begun.setdefault(one, len(one.log))
+        one.new_log()
+        return one
+
+    yield watching
+    for one, start in begun.items():
+        assert one.is_running(), one.log
+        text = one.log[start:]
+        assert not TROUBLE.search(text), text

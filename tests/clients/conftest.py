@@ -13,8 +13,8 @@ import pytest
 from continuation.simulator import Config, Simulator
 from tests.clients.driving import CLIENTS, Client, Process, Reading, ask_curl, reading_of
 from tests.clients.places import node, node_dir, python_dir, python_of
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
-from tests.harness.upstream import Refusing, Unanswering, Upstream
+from tests.harness.gateway import Gateway, migrated_database
+from tests.harness.upstream import Upstream
 
 MODEL = "Qwen/Qwen3.6-35B-A3B"
 SERVED = "served"
@@ -97,9 +97,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[s
 
 
 @pytest.fixture
-def gateway(fleet: Callable[[dict[str, str]], Gateway]) -> Iterator[GatewayFor]:
+def gateway(fleet: Callable[[dict[str, str]], Gateway], watched: Callable[[Gateway], Gateway]) -> GatewayFor:
     """gateway(url, engine, NAME="value", ...): a running one before that URL, which has logged no trouble."""
-    used: list[Gateway] = []
 
     def running(url: str, engine: str, **settings: str) -> Gateway:
         chosen = {
@@ -108,16 +107,9 @@ def gateway(fleet: Callable[[dict[str, str]], Gateway]) -> Iterator[GatewayFor]:
             "CONTINUATION_ENGINE": engine,
             **settings,
         }
-        one = fleet(chosen)
-        one.new_log()
-        used.append(one)
-        return one
+        return watched(fleet(chosen))
 
-    yield running
-    for one in used:
-        assert one.is_running(), one.log
-        text = one.new_log()
-        assert not TROUBLE.search(text), text
+    return running
 
 
 @pytest.fixture(scope="session")
@@ -173,31 +165,8 @@ def ask(processes: Callable[[str], Process], tmp_path: Path) -> Ask:
     return asking
 
 
-@pytest.fixture(scope="session")
-def session_upstream() -> Iterator[Upstream]:
-    upstream = Upstream()
-    yield upstream
-    upstream.stop()
-
-
 @pytest.fixture
 def scripted(session_upstream: Upstream) -> Iterator[Upstream]:
     """An upstream that answers as told."""
     yield session_upstream
     assert session_upstream.settle() == []
-
-
-@pytest.fixture(scope="session")
-def refusing_url() -> Iterator[str]:
-    """Nobody listens there."""
-    nobody = Refusing()
-    yield nobody.url
-    nobody.stop()
-
-
-@pytest.fixture(scope="session")
-def unanswering_url() -> Iterator[str]:
-    """A connect to it neither succeeds nor fails."""
-    mute = Unanswering()
-    yield mute.url
-    mute.stop()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.harness.client import Stream, request_id
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
-from tests.harness.upstream import Headers, Refusing, Unanswering, Upstream
+from tests.harness.gateway import Gateway, migrated_database
+from tests.harness.upstream import Headers, Upstream
 
 GATEWAYS_AT_ONCE = 12  # some 90 MB each
 GatewayFor = Callable[..., Gateway]
@@ -21,33 +21,10 @@ Chat = Callable[..., Stream]
 
 
 @pytest.fixture(scope="session")
-def session_upstream() -> Iterator[Upstream]:
-    upstream = Upstream()
-    yield upstream
-    upstream.stop()
-
-
-@pytest.fixture(scope="session")
 def session_second_upstream() -> Iterator[Upstream]:
     upstream = Upstream()
     yield upstream
     upstream.stop()
-
-
-@pytest.fixture(scope="session")
-def refusing_url() -> Iterator[str]:
-    """Nobody listens there."""
-    nobody = Refusing()
-    yield nobody.url
-    nobody.stop()
-
-
-@pytest.fixture(scope="session")
-def unanswering_url() -> Iterator[str]:
-    """A connect to it neither succeeds nor fails."""
-    mute = Unanswering()
-    yield mute.url
-    mute.stop()
 
 
 @pytest.fixture(scope="session")
@@ -88,22 +65,16 @@ def second_upstream(session_second_upstream: Upstream) -> Iterator[Upstream]:
 
 
 @pytest.fixture
-def gateway(fleet: Callable[[dict[str, str]], Gateway], upstream: Upstream) -> Iterator[GatewayFor]:
+def gateway(
+    fleet: Callable[[dict[str, str]], Gateway], upstream: Upstream, watched: Callable[[Gateway], Gateway]
+) -> GatewayFor:
     """gateway(NAME="value", ...): a running one. By itself it knows a model without a strategy of its own."""
-    used: list[Gateway] = []
 
     def running(**settings: str) -> Gateway:
         chosen = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model", **settings}
-        one = fleet({name: value for name, value in chosen.items() if value})
-        one.new_log()
-        used.append(one)
-        return one
+        return watched(fleet({name: value for name, value in chosen.items() if value}))
 
-    yield running
-    for one in used:
-        assert one.is_running(), one.log
-        text = one.new_log()
-        assert not TROUBLE.search(text), text
+    return running
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.asking import body
 from tests.harness.client import Stream, one_whole_answer, request_id
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import Gateway, migrated_database
 from tests.harness.shapes import VLLM, ended, joined, started
 from tests.harness.upstream import Gate, HoldOpen, Pause, Reply, Step, Upstream, json_reply
 
@@ -48,20 +48,15 @@ def fleet_of_serve(
 
 
 @pytest.fixture
-def serving(upstream: Upstream, fleet_of_serve: Callable[..., Gateway]) -> Iterator[Callable[..., Gateway]]:
-    used: list[Gateway] = []
-
+def serving(
+    upstream: Upstream, fleet_of_serve: Callable[..., Gateway], watched: Callable[[Gateway], Gateway]
+) -> Callable[..., Gateway]:
     def running(**settings: str) -> Gateway:
-        one = fleet_of_serve(DOWNSTREAM_URL=upstream.url, CONTINUATION_MODEL="house-model", **settings)
-        one.new_log()
-        used.append(one)
-        return one
+        return watched(
+            fleet_of_serve(DOWNSTREAM_URL=upstream.url, CONTINUATION_MODEL="house-model", **settings)
+        )
 
-    yield running
-    for one in used:
-        assert one.is_running(), one.log
-        text = one.new_log()
-        assert not TROUBLE.search(text), text
+    return running
 
 
 class Narrow(Stream):
@@ -260,12 +255,12 @@ def test_a_client_that_takes_nothing_is_dropped_and_downstream_released(
 def test_a_client_that_takes_a_little_now_and_then_is_not_dropped(
     serving: Callable[..., Gateway], upstream: Upstream
 ) -> None:
-    one, answer = serving(**STALL), flood(20)
+    one, answer = serving(CLIENT_STALL_TIMEOUT_SECONDS="3"), flood(20)
     upstream.script(Reply(answer))
     with chat(one, GUARDED) as stream:
-        answer.wait_until_held_up()
+        answer.wait_until_held_up()  # which takes a second of the three
         for _ in range(10):
-            time.sleep(0.5)
             assert stream.read_some(64 * 1024)
+            time.sleep(0.5)
         assert upstream.busy
         assert "took nothing" not in one.new_log()
