@@ -8,7 +8,6 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -192,7 +191,7 @@ def test_what_is_refused_says_so_by_name(
 def serving(tmp_path_factory: pytest.TempPathFactory, session_upstream: Upstream) -> Iterator[Gateway]:
     directory = tmp_path_factory.mktemp("gateway")
     template = migrated_database(directory / "template.sqlite3")
-    one = Gateway({"DOWNSTREAM_URL": session_upstream.url}, template, Path(directory), "serve")
+    one = Gateway({"DOWNSTREAM_URL": session_upstream.url}, template, directory, "serve")
     yield one
     assert one.stop(60) == 0
     assert not TROUBLE.search(one.log), one.log
@@ -657,7 +656,7 @@ def test_an_endpoint_of_the_token_route_that_fails_ends_the_stream_once(
     server = ByteServer([*started(VLLM, [THOUGHT[:6]]), Cut()])
     server.broken = {path: reply}
     upstream.respond(server)
-    one = gateway(**TOKEN_ROUTE, DERENDER_BATCH_CHUNKS="5", CONNECT_TIMEOUT_SECONDS=str(50 + len(path)))
+    one = gateway(**TOKEN_ROUTE, DERENDER_BATCH_CHUNKS="5")
     stream = chat(one, body()).read_rest()
     one_failed_ending(stream, reasoning=THOUGHT[:6], code={"disconnect"})
     row = one.event(stream.request_id)
