@@ -289,6 +289,7 @@ class _Route:
         strategy, partial = self._job.strategy, self._job.partial
         field = "content" if partial.content or not partial.reasoning else "reasoning"
         text = _UpToMarker(strategy, thinking=field == "reasoning")
+        finished = False
         async for chunk in _generated(answer):
             if isinstance(chunk, bytes):
                 yield chunk
@@ -297,10 +298,12 @@ class _Route:
                 finish = finish_of(choice)
                 told = text.feed(text_of(choice.get("text"))) + (text.end() if finish else "")
                 shown = {"index": 0, "delta": {field: told} if told else {}, "finish_reason": finish}
+                finished = finished or finish is not None
                 yield event_of({"object": "chat.completion.chunk", "choices": [shown]})
             if not choices(chunk):
                 yield event_of({"choices": [], "usage": chunk.get("usage")})
-        yield DONE_EVENT
+        if finished:
+            yield DONE_EVENT
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -458,6 +461,12 @@ async def _generated(answer: Upstream) -> AsyncGenerator[JSON | bytes, None]:
                 chunk = _chunk_of(event)
                 if chunk is not None:
                     yield chunk
+            if decoder.overflowed:
+                yield decoder.pending
+                return
+        last = decoder.finish()
+        if last is not None and last.data != DONE and (chunk := _chunk_of(last)) is not None:
+            yield chunk
     finally:
         answer.body.close()
 

@@ -64,7 +64,15 @@ from continuation.rewrite import Rewriter, chunk_like, finish_choice
 from continuation.seam import RestartDeparted, Seam
 from continuation.shelf import Shelf
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
-from continuation.usage import Delivered, Estimator, delivered, has_media, joined_usage
+from continuation.usage import (
+    Delivered,
+    Estimator,
+    arguments_of,
+    delivered,
+    has_media,
+    joined_usage,
+    texts_of,
+)
 from continuation.wording import failed_message, first_line
 from strategies.builders import continuation_body, prefix, remaining_budget, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
@@ -303,7 +311,10 @@ class Splice:
         if self._leg1.finish or self._finish_sent:
             with suppress(Exception):  # whatever is broken: the answer is whole
                 return self.leg_ended(Failure.DISCONNECT, now)
-        self._failure = self._failure or Failure.DISCONNECT
+        if self._failure is None:
+            self._failure = Failure.DISCONNECT
+            with suppress(Exception):  # the row says less then
+                self._weigh()
         return self._broken_off(Reason.INTERNAL_ERROR, now)
 
     def shut_down(self, now: float) -> list[Action]:
@@ -481,6 +492,7 @@ class Splice:
     def _unframed_over(self, failure: Failure, now: float) -> list[Action]:
         """The end of the event that is too large will not come; its bytes are with the client already."""
         self._failure, self._leg1_ended = failure, now
+        self._weigh()
         if self._leg1.finish:
             self._verdict = Verdict(Decision.COMPLETE, Reason.ENDING_LOST)
             return [Send(b"\n\n"), *self._completed(None, now)]
@@ -733,15 +745,12 @@ class Splice:
     def _conversation(self) -> list[str]:
         """Texts that an engine may repeat in an error, and that must not be kept."""
         messages = self.plan.request.get("messages")
-        contents = (
-            [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-        )
-        texts = [text for text in contents if isinstance(text, str)]
+        told = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
         return [
             prefix(self.plan.strategy, self._partial),
             self._partial.reasoning,
             self._partial.content,
-            *texts,
+            *(text for message in told for text in (*texts_of(message), *arguments_of(message))),
         ]
 
     # -- endings -----------------------------------------------------------------------------------

@@ -41,17 +41,27 @@ class Estimator:
         return total + (sum(self.tokens(_json(tool)) for tool in tools) if isinstance(tools, list) else 0)
 
     def _message(self, message: JSON) -> int:
-        calls = message.get("tool_calls")
-        texts = [
-            *_texts(message.get("content")),
-            *_texts(message.get("reasoning_content") or message.get("reasoning")),
-        ]
-        texts += (
-            [_json(call.get("function")) for call in calls if isinstance(call, dict)]
-            if isinstance(calls, list)
-            else []
-        )
+        texts = [*texts_of(message), *(_json(function) for function in _functions(message))]
         return sum(self.tokens(text) for text in texts)
+
+
+def texts_of(message: JSON) -> list[str]:
+    """Content and reasoning of a message, whether they come as texts or in parts."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return [*_texts(message.get("content")), *_texts(reasoning)]
+
+
+def arguments_of(message: JSON) -> list[str]:
+    """Those of its tool calls."""
+    told = (f.get("arguments") for f in _functions(message) if isinstance(f, dict))
+    return [arguments for arguments in told if isinstance(arguments, str)]
+
+
+def _functions(message: JSON) -> list[Any]:
+    calls = message.get("tool_calls")
+    return (
+        [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    )
 
 
 def has_media(body: JSON) -> bool:

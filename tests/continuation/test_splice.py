@@ -662,3 +662,36 @@ def test_text_is_recorded_only_where_that_is_asked_for() -> None:
     for store, kept in ((False, ("", "")), (True, ("ab", "cd"))):
         play = Play(store_text=store).reads(content("ab")).ends().leg2(*finished(content("cd", ID2)))
         assert (play.record.partial_text, play.record.continued_text) == kept
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "My secret diary entry of today"},
+        {"role": "user", "content": [{"type": "text", "text": "My secret diary entry of today"}]},
+        {"role": "assistant", "content": "", "reasoning": "My secret diary entry of today"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "f", "arguments": "My secret diary entry of today"}}],
+        },
+    ],
+)
+def test_no_text_of_the_conversation_is_kept_of_a_refusal_wherever_it_stood(message: dict[str, Any]) -> None:
+    play = Play({"messages": [message]}).reads(content("a")).ends()
+    said = {"error": {"message": "no place for My secret diary entry of today in here"}}
+    play.does(play.splice.leg2_refused(400, json.dumps(said).encode(), play.now))
+    assert play.record.leg2_message == "no place for"
+
+
+@pytest.mark.parametrize("end", ["broke", "too large"])
+def test_the_row_of_a_stream_that_no_decision_was_made_for_says_what_was_delivered(end: str) -> None:
+    play = Play(event_limit=300).reads(content("Hello there, sea"))
+    if end == "broke":
+        play.does(play.splice.broke(play.now))
+    else:
+        play.reads(b"data: " + b"x" * 500).ends()
+    assert (play.record.case, play.record.content_chars, play.record.tokens_recovered) == (
+        "content-done",
+        16,
+        4,
+    )

@@ -1,0 +1,54 @@
+"""What the token route reads of an engine's stream of chunks, whatever that is."""
+
+from __future__ import annotations
+
+import pytest
+
+from continuation import render_generate
+from continuation.client import Upstream
+from continuation.render_generate import _generated
+
+CHUNK = b'data: {"choices": [{"index": 0, "token_ids": [5]}]}'
+
+
+class Reads:
+    """The body of an answer that comes in these reads."""
+
+    def __init__(self, *reads: bytes) -> None:
+        self._reads = [*reads]
+        self.closed = False
+
+    async def read(self) -> bytes:
+        return self._reads.pop(0) if self._reads else b""
+
+    def read_nowait(self) -> bytes:
+        return b""
+
+    @property
+    def at_end(self) -> bool:
+        return not self._reads
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+async def generated(body: Reads) -> list[object]:
+    return [chunk async for chunk in _generated(Upstream(200, [], body))]
+
+
+async def test_an_event_without_end_is_not_gathered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_generate, "EVENT_BYTES", 100)
+    body = Reads(CHUNK + b"\n\n", b"data: ", *[b"x" * 60] * 50)
+    first, raw = await generated(body)
+    assert first == {"choices": [{"index": 0, "token_ids": [5]}]}
+    assert isinstance(raw, bytes)
+    assert 100 < len(raw) < 200
+    assert body.closed
+
+
+async def test_a_last_chunk_that_lacks_its_blank_line_counts() -> None:
+    assert len(await generated(Reads(CHUNK + b"\n\n" + CHUNK))) == 2
+    assert await generated(Reads(b"data: [DONE]")) == []
