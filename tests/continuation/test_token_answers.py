@@ -6,7 +6,9 @@ import pytest
 
 from continuation import render_generate
 from continuation.client import Upstream
-from continuation.render_generate import _generated
+from continuation.render_generate import _generated, _Route
+from continuation.splice import OpenTokens
+from strategies.types import CompiledStrategy, Partial
 
 CHUNK = b'data: {"choices": [{"index": 0, "token_ids": [5]}]}'
 
@@ -52,3 +54,21 @@ async def test_an_event_without_end_is_not_gathered_for_ever(monkeypatch: pytest
 async def test_a_last_chunk_that_lacks_its_blank_line_counts() -> None:
     assert len(await generated(Reads(CHUNK + b"\n\n" + CHUNK))) == 2
     assert await generated(Reads(b"data: [DONE]")) == []
+
+
+async def told_as_chat(*reads: bytes) -> bytes:
+    async def nobody(_path: str, _body: bytes) -> Upstream:
+        raise AssertionError("nothing more is asked for")
+
+    job = OpenTokens({}, CompiledStrategy("s", "s"), Partial("", "a"), (), None, (), (), stop_shown=False)
+    pieces = _Route(job, "http://there", nobody)._chatted(Upstream(200, [], Reads(*reads)))
+    return b"".join([piece async for piece in pieces])
+
+
+async def test_of_completions_a_done_is_told_only_behind_a_finish() -> None:
+    text = b'data: {"choices": [{"index": 0, "text": "b", "finish_reason": null}]}\n\n'
+    finish = b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}\n\n'
+    broken = await told_as_chat(text)
+    assert b'"content":"b"' in broken
+    assert b"[DONE]" not in broken
+    assert (await told_as_chat(text, finish)).endswith(b"data: [DONE]\n\n")
