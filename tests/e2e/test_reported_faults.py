@@ -545,8 +545,8 @@ class ByteServer:
         return {"chunk": {"id": "x", "choices": [shown]}, "stream_state": state}
 
 
-@pytest.mark.parametrize("batch", ["1", "2", "3", "8"])
-@pytest.mark.parametrize("told", [(THOUGHT[:6], ""), (THOUGHT, SAID[:3])], ids=["thinking", "content"])
+@pytest.mark.parametrize("batch", ["1", "2", "3", "7"])
+@pytest.mark.parametrize("told", [(THOUGHT[:6], ""), (THOUGHT, SAID[:1])], ids=["thinking", "content"])
 def test_characters_that_are_split_over_batches_of_tokens_come_out_whole(
     gateway: GatewayFor, upstream: Upstream, chat: Chat, batch: str, told: tuple[str, str]
 ) -> None:
@@ -557,7 +557,7 @@ def test_characters_that_are_split_over_batches_of_tokens_come_out_whole(
     stream = chat(one, body()).read_rest()
     one_whole_answer(stream, reasoning=THOUGHT, content=SAID, like=VLLM)
     assert "\N{REPLACEMENT CHARACTER}" not in stream.body.decode()
-    assert any(ids and shown_of(ids[:1]) == ("", "") and ids[0] >= BYTE + 128 for ids in server.batches)
+    assert any(0x80 <= ids[0] - BYTE < 0xC0 for ids in server.batches if ids)  # begins inside a character
 
 
 def _reporting_ids(ids: list[int]) -> list[Step]:
