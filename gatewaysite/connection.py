@@ -20,6 +20,7 @@ import termios
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
@@ -326,19 +327,28 @@ class Exchange(WebRequest):  # type: ignore[misc]
 
     def refuse_body(self, limit: int) -> None:
         message = f"The request body is larger than {limit / 2**20:g} MB."
-        given = self.requestHeaders.getRawHeaders(b"x-request-id", [b"(none given)"])[0].decode("latin-1")
-        logger.warning("request %s: request_too_large: more than %d bytes", given, limit)
+        known = self._request_id.decode("latin-1")
+        logger.warning("request %s: request_too_large: more than %d bytes", known, limit)
         answer = json_error(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "invalid_request_error", "request_too_large"
         )
         self._answer(answer, (b"connection", b"close"))
 
     def _answer(self, answer: HttpResponse, *more: tuple[bytes, bytes]) -> None:
-        given = self.requestHeaders.getRawHeaders(b"x-request-id", [uuid.uuid4().hex.encode()])
         headers = [(name.encode(), value.encode("latin-1")) for name, value in answer.items()]
-        headers += [(b"X-Request-Id", given[0]), (b"Content-Length", b"%d" % len(answer.content)), *more]
+        headers += [
+            (b"X-Request-Id", self._request_id),
+            (b"Content-Length", b"%d" % len(answer.content)),
+            *more,
+        ]
         self.handle_reply({"type": "http.response.start", "status": answer.status_code, "headers": headers})
         self.handle_reply({"type": "http.response.body", "body": answer.content})
+
+    @cached_property
+    def _request_id(self) -> bytes:
+        """The client's, or a new one; for the log and for an answer of the server's own."""
+        given = self.requestHeaders.getRawHeaders(b"x-request-id")
+        return bytes(given[0]) if given else uuid.uuid4().hex.encode()
 
     def handleContentChunk(self, data: bytes) -> None:
         """A chunked body tells its size only as it comes."""

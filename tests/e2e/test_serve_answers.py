@@ -1,6 +1,7 @@
 """What `manage.py serve` does with answers that break off, applications that fail, and bodies that are too large."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -313,6 +314,12 @@ def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(
     assert b"X-Request-Id: mine" in refusal(one, f"{HEAD}\nContent-Length: {2 * MB + 1}")
     refusal(one, f"{HEAD}\nContent-Length: {2**59}\nExpect: 100-continue")
     assert upstream.requests == []
+
+
+def test_a_refusal_is_logged_under_the_id_that_its_answer_has(one: Gateway) -> None:
+    headers = refusal(one, f"POST /v1/x HTTP/1.1\nHost: here\nContent-Length: {2 * MB + 1}")
+    [given] = re.findall(rb"X-Request-Id: (\w+)", headers)
+    assert f"request {given.decode()}: request_too_large" in one.log
 
 
 def test_a_chunked_body_is_refused_when_it_has_become_too_large(one: Gateway, upstream: Upstream) -> None:
