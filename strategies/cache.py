@@ -60,7 +60,7 @@ class BookShelf:
         strategies = self._compiled()
         self.book = StrategyBook.of(strategies, stamp[0])
         self._stamp = stamp
-        if self._troubles:
+        if self._troubles or self.loaded.is_set():
             self._troubles.clear()
             logger.info("strategies are read again, revision %d", stamp[0])
         if not self.loaded.is_set():

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.asking import asking_usage, body
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.harness.client import Answer, one_failed_ending, one_whole_answer
-from tests.harness.gateway import Gateway
+from tests.harness.gateway import PATIENCE, Gateway
 from tests.harness.shapes import VLLM, started
 from tests.harness.upstream import (
     Cut,
@@ -137,7 +137,11 @@ def rows_edited(one: Gateway, sql: str) -> None:
     with closing(sqlite3.connect(one.database, timeout=20)) as db, db:
         db.execute(f"UPDATE strategies_strategy SET {sql} WHERE name = 'deepseek-v4-flash-vllm'")
         db.execute("UPDATE strategies_strategyrevision SET counter = counter + 1")
-    time.sleep(0.5)  # STRATEGY_REFRESH_SECONDS is 0.1
+        ((revision,),) = db.execute("SELECT counter FROM strategies_strategyrevision").fetchall()
+    until = time.monotonic() + PATIENCE
+    while f"strategies are read again, revision {revision}\n" not in one.log:
+        assert time.monotonic() < until, one.log
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
