@@ -16,6 +16,7 @@ Receive = Callable[[], Awaitable[Message]]
 Application = Callable[[Any, Receive, Any], Awaitable[None]]
 
 LEAVING_SECONDS = 5.0
+CANCELLED_SECONDS = 1.0  # for who did not leave by himself
 GONE: Message = {"type": "http.disconnect"}
 
 
@@ -66,7 +67,7 @@ class Attendance:
 
     async def until_all_have_left(self) -> None:
         if self._running:
-            await asyncio.wait({*self._running}, timeout=LEAVING_SECONDS)
+            await asyncio.wait({*self._running}, timeout=LEAVING_SECONDS + CANCELLED_SECONDS)
 
 
 def leaving_cleanly(application: Application) -> Application:

@@ -148,7 +148,8 @@ class Server(DaphneServer):  # type: ignore[misc]
         self.connections: dict[Any, dict[str, Any]] = {}
         self.channels: set[Channel] = set()
         self.is_stopping = False
-        self.trouble: Exception | None = None  # why it could not start
+        self.trouble: Exception | None = None  # why it could not start,
+        self.at_the_door = False  # and whether all was ready but the listening
 
     @property
     def body_limit(self) -> int:
@@ -187,6 +188,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         try:
             await client.open_shared()
             audit.start()
+            self.at_the_door = True
             self._port = self._listener.open(self.http_factory)
         except Exception as trouble:
             self.trouble, self._status = trouble, 1

@@ -262,6 +262,7 @@ class Campaign:
         self._planner = Planner(choices.seed, choices.kinds, on.references)
         self._references = {one.question: one for one in on.references}
         self._ledger = Ledger(on.gateway.database) if on.gateway.database else None
+        self._counted_as: dict[int, Outcome] = {}  # each stream, by its number
         self._latencies, self._over_all = Latencies(), Latencies()
         self._numbers = iter(choices.only or range(choices.total or 2**62))
         self._began = time.monotonic()
@@ -334,8 +335,9 @@ class Campaign:
         if finding.troubles:
             self._wrong(plan.number, finding.troubles, tuple(leg.noted for leg in flight.legs))
         if self._ledger is not None:
-            judged = not finding.row_is_certain
-            self._ledger.expect(flight.request_id, plan.number, finding.due.row, judged=judged)
+            self._counted_as[plan.number] = finding.outcome
+            certain = finding.row_is_certain
+            self._ledger.expect(flight.request_id, plan.number, finding.due.row, decides=certain)
         first = heard.first_at - heard.sent_at if heard.first_at is not None else None
         slow = plan.kind in ("late", "client_slow", "pause")
         stalled = plan.leg1 is not None and plan.leg1.name in STALLS
@@ -374,10 +376,9 @@ class Campaign:
         if number is not None:
             kind = self._planner.plan(number).kind
             row = self._result.tally[kind]
-            right = next((outcome for outcome in Outcome if outcome != Outcome.WRONG and row[outcome]), None)
-            if right is not None:
-                row[right] -= 1
+            row[self._counted_as[number]] -= 1
             row[Outcome.WRONG] += 1
+            self._counted_as[number] = Outcome.WRONG
         self._wrong(number, (trouble,))
 
     async def _settle(self) -> None:

@@ -27,10 +27,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """judged: the row decides nothing, for the stream is wrong already, or what was due is not certain."""
+    """decides: whether the row is held against `row`; not where the stream is wrong already, or what was due is not
+    certain."""
 
     number: int
-    judged: bool
+    decides: bool
     row: Mapping[str, Any] | None
     since: float
 
@@ -50,9 +51,9 @@ class Ledger:
     _last_id: int = 0
 
     def expect(
-        self, request_id: str, number: int, row: Mapping[str, Any] | None, *, judged: bool = False
+        self, request_id: str, number: int, row: Mapping[str, Any] | None, *, decides: bool = True
     ) -> None:
-        self.expected[request_id] = Expected(number, judged, row, time.monotonic())
+        self.expected[request_id] = Expected(number, decides, row, time.monotonic())
 
     def fetch(self) -> list[Row]:
         """New rows; asks the database, and is for a thread. Raises sqlite3.Error."""
@@ -76,10 +77,10 @@ class Ledger:
             expected = self.expected.pop(request_id)
             self.matched += 1
             row = self.rows.pop(request_id)
-            if expected.judged:
-                self.of_wrong[expected.number] = row
-            else:
+            if expected.decides:
                 yield from _compared(row, expected)
+            else:
+                self.of_wrong[expected.number] = row
         yield from self._overdue(final)
 
     def _overdue(self, final: bool) -> Iterator[tuple[int | None, str]]:
@@ -87,7 +88,7 @@ class Ledger:
         for request_id, expected in [*self.expected.items()]:
             if final or expected.since < old:
                 del self.expected[request_id]
-                if expected.row is not None and not expected.judged:
+                if expected.row is not None and expected.decides:
                     yield expected.number, f"no audit row; due was {dict(expected.row)}"
         if final:
             for request_id in self.rows:
@@ -99,7 +100,7 @@ class Ledger:
         """Whether a row is due that can still come; for one that decides nothing a moment is enough."""
         moment = time.monotonic() - _MOMENT
         due = (one for one in self.expected.values() if one.row is not None)
-        return any(not one.judged or one.since > moment for one in due)
+        return any(one.decides or one.since > moment for one in due)
 
 
 def in_words(row: Row) -> str:

@@ -74,10 +74,10 @@ def test_a_row_that_does_not_come_is_wrong_only_when_its_time_is_over(
 
 
 def test_the_row_of_a_stream_that_is_wrong_already_is_kept_to_be_looked_at() -> None:
-    one = expecting(DUE, judged=True)
+    one = expecting(DUE, decides=False)
     assert list(one.compare([row("r-1", outcome="failed")])) == []
     assert one.of_wrong[1]["outcome"] == "failed"
-    assert list(expecting(DUE, judged=True).compare([], final=True)) == []
+    assert list(expecting(DUE, decides=False).compare([], final=True)) == []
 
 
 def test_a_row_of_a_stream_that_never_was_is_wrong_in_the_end() -> None:

@@ -54,7 +54,8 @@ class Command(BaseCommand):
         status = server.run()
         if server.trouble is not None:
             why = getattr(server.trouble, "socketError", server.trouble)
-            raise CommandError(f"cannot listen on {address}: {getattr(why, 'strerror', None) or why}")
+            step = f"listen on {address}" if server.at_the_door else "start"
+            raise CommandError(f"cannot {step}: {getattr(why, 'strerror', None) or why}")
         if status:
             sys.exit(status)
 
