@@ -1,0 +1,253 @@
+"""One stream's log in the memory of the process that runs the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, Standing, State
+
+# The generation runs ahead of its fastest reader by no more than this, or half of the log if that is less.
+WINDOW_BYTES = 2**18
+# Entries that were trimmed are let go together.
+COMPACTED = 256
+
+
+@dataclass(slots=True)
+class Held:
+    """What all logs of a store hold, and have taken in since the start."""
+
+    streams: int = 0
+    events: int = 0
+    bytes: int = 0
+    events_appended: int = 0
+    bytes_appended: int = 0
+
+
+class HotLog:
+    """Append and read, within limits. A gated log shows its readers only what `show` has let through."""
+
+    def __init__(self, stream_id: str, limits: Limits, held: Held, *, gated: bool = False) -> None:
+        self.stream_id = stream_id
+        self.limits = limits
+        self.state = State.RUNNING
+        self.started_at = time.time()
+        self.ended_at: float | None = None
+        self.leg2_from = 0
+        self.last = 0
+        self.bytes = 0
+        self.gone = False  # expired, or another process's by now
+        self.readers_changed: Callable[[], None] | None = None
+        self._held = held
+        self._gated = gated
+        self._entries: list[Entry] = []
+        self._start = 0
+        self._appended: Cursor = (0, 0)
+        self._shown: Cursor = (0, 0)
+        self._readers: set[HotReader] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._room: asyncio.Future[None] | None = None
+        held.streams += 1
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            size = len(entry.data)
+            self._entries.append(entry)
+            self.bytes += size
+            self._held.bytes += size
+            self._held.bytes_appended += size
+            for reader in self._readers:
+                reader.behind_bytes += size
+                reader.behind_entries += 1
+        if not entries:
+            return
+        self._held.events += len(entries)
+        self._held.events_appended += len(entries)
+        self.last, self._appended = entries[-1].number, entries[-1].cursor
+        self._trim()
+        if not self._gated:
+            self.show(self._appended)
+
+    def show(self, cursor: Cursor) -> None:
+        if cursor > self._shown:
+            self._shown = cursor
+            self._wake()
+
+    def show_all(self) -> None:
+        self.show(self._appended)
+
+    def end(self, state: State) -> None:
+        if self.ended_at is None:
+            self.state, self.ended_at = state, time.time()
+            self._wake()
+
+    def expire(self) -> None:
+        """Nothing of it is left; who reads it learns so."""
+        if self.gone:
+            return
+        self.gone = True
+        self._held.streams -= 1
+        self._held.bytes -= self.bytes
+        self._held.events -= len(self._entries) - self._start
+        self._entries.clear()
+        self._start = self.bytes = 0
+        self._wake()
+
+    async def room(self) -> None:
+        """Wait while even the fastest of the readers is a window behind; without a reader there is always room."""
+        while self._is_full:
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+
+    @property
+    def _is_full(self) -> bool:
+        most = min(WINDOW_BYTES, self.limits.bytes // 2)
+        entries = self.limits.events // 2
+        return bool(self._readers) and all(
+            reader.behind_bytes > most or reader.behind_entries > entries for reader in self._readers
+        )
+
+    def _trim(self) -> None:
+        entries, at = self._entries, self._start
+        while len(entries) - at > 1 and (
+            self.bytes > self.limits.bytes or len(entries) - at > self.limits.events
+        ):
+            size = len(entries[at].data)
+            self.bytes -= size
+            self._held.bytes -= size
+            self._held.events -= 1
+            at += 1
+        self._start = at
+        if at > COMPACTED and at > len(entries) // 2:
+            del entries[:at]
+            self._start = 0
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> int:
+        """The oldest event that is there whole; last + 1 if none is."""
+        if self._start >= len(self._entries):
+            return self.last + 1
+        oldest = self._entries[self._start]
+        return oldest.number if oldest.part == 0 else oldest.number + 1
+
+    @property
+    def appended(self) -> Cursor:
+        return self._appended
+
+    @property
+    def reader_count(self) -> int:
+        return len(self._readers)
+
+    async def standing(self) -> Standing | None:
+        return None if self.gone else self.stands()
+
+    def stands(self) -> Standing:
+        return Standing(self.state, self.first, self.last, self.leg2_from, self.started_at, self.ended_at)
+
+    def reader(self, cursor: Cursor) -> HotReader:
+        return HotReader(self, cursor)
+
+    def since(self, cursor: Cursor, most: int | None = None) -> list[Entry]:
+        """The entries after a cursor, shown or not, of about `most` bytes; the oldest ones if some were trimmed."""
+        at = bisect_right(self._entries, cursor, self._start, key=_cursor)
+        if most is None:
+            return self._entries[at:]
+        found: list[Entry] = []
+        for index in range(at, len(self._entries)):
+            entry = self._entries[index]
+            most -= len(entry.data)
+            if most < 0 and found:
+                break
+            found.append(entry)
+        return found
+
+    def has_trimmed(self, cursor: Cursor) -> bool:
+        """Whether something right behind the cursor was there once and is not there any more."""
+        if self._start >= len(self._entries):
+            return cursor < self._appended
+        oldest = self._entries[self._start]
+        if oldest.part:
+            return cursor < (oldest.number, oldest.part - 1)
+        return cursor[0] < oldest.number - 1
+
+    def _piece(self, cursor: Cursor, most: int) -> Piece:
+        if self.gone or self.has_trimmed(cursor):
+            return Piece(lost=True)
+        entries = self.since(cursor, most)
+        while entries and entries[-1].cursor > self._shown:
+            entries.pop()
+        at = entries[-1].cursor if entries else cursor
+        return Piece(tuple(entries), ended=self.ended_at is not None and at >= self._appended)
+
+    def _has_news(self, cursor: Cursor) -> bool:
+        return self.gone or self._shown > cursor or (self.ended_at is not None and cursor >= self._appended)
+
+    async def _changed(self, cursor: Cursor, seconds: float) -> bool:
+        if self._has_news(cursor):
+            return True
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await waiting
+        finally:
+            self._waiting.discard(waiting)
+        return self._has_news(cursor)
+
+    def _wake(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _readers_moved(self) -> None:
+        if self._room is not None and not self._room.done() and not self._is_full:
+            self._room.set_result(None)
+
+
+class HotReader:
+    """A reader in this process; how far it is behind slows the generation down."""
+
+    def __init__(self, log: HotLog, cursor: Cursor) -> None:
+        self._log = log
+        self._cursor = cursor
+        unread = log.since(cursor)
+        self.behind_entries = len(unread)
+        self.behind_bytes = sum(len(entry.data) for entry in unread)
+        log._readers.add(self)
+        if log.readers_changed:
+            log.readers_changed()
+
+    async def read(self, most: int = PIECE_BYTES) -> Piece:
+        piece = self._log._piece(self._cursor, most)
+        if piece.entries:
+            self._cursor = piece.entries[-1].cursor
+            self.behind_entries -= len(piece.entries)
+            self.behind_bytes -= sum(len(entry.data) for entry in piece.entries)
+            self._log._readers_moved()
+        return piece
+
+    async def changed(self, seconds: float) -> bool:
+        return await self._log._changed(self._cursor, seconds)
+
+    async def aclose(self) -> None:
+        if self in self._log._readers:
+            self._log._readers.discard(self)
+            self._log._readers_moved()
+            if self._log.readers_changed:
+                self._log.readers_changed()
+
+
+def _cursor(entry: Entry) -> Cursor:
+    return entry.cursor
