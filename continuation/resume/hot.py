@@ -7,12 +7,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, Standing, State
 
 # The generation runs ahead of its fastest reader by no more than this, or half of the log if that is less.
 WINDOW_BYTES = 2**18
+# Of the comments that a reader has not taken yet no more is kept.
+ASIDE_BYTES = 2**12
 # Entries that were trimmed are let go together.
 COMPACTED = 256
 
@@ -73,6 +75,12 @@ class HotLog:
         self._trim()
         if not self._gated:
             self.show(self._appended)
+
+    def aside(self, comments: bytes) -> None:
+        for reader in self._readers:
+            if len(reader.aside) + len(comments) <= ASIDE_BYTES:
+                reader.aside += comments
+        self._wake()
 
     def show(self, cursor: Cursor) -> None:
         if cursor > self._shown:
@@ -190,11 +198,16 @@ class HotLog:
         at = entries[-1].cursor if entries else cursor
         return Piece(tuple(entries), ended=self.ended_at is not None and at >= self._appended)
 
-    def _has_news(self, cursor: Cursor) -> bool:
-        return self.gone or self._shown > cursor or (self.ended_at is not None and cursor >= self._appended)
+    def _has_news(self, cursor: Cursor, reader: HotReader) -> bool:
+        return (
+            bool(reader.aside)
+            or self.gone
+            or self._shown > cursor
+            or (self.ended_at is not None and cursor >= self._appended)
+        )
 
-    async def _changed(self, cursor: Cursor, seconds: float) -> bool:
-        if self._has_news(cursor):
+    async def _changed(self, cursor: Cursor, reader: HotReader, seconds: float) -> bool:
+        if self._has_news(cursor, reader):
             return True
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
@@ -204,7 +217,7 @@ class HotLog:
                     await waiting
         finally:
             self._waiting.discard(waiting)
-        return self._has_news(cursor)
+        return self._has_news(cursor, reader)
 
     def _wake(self) -> None:
         for waiting in self._waiting:
@@ -222,6 +235,7 @@ class HotReader:
     def __init__(self, log: HotLog, cursor: Cursor) -> None:
         self._log = log
         self._cursor = cursor
+        self.aside = b""
         unread = log.since(cursor)
         self.behind_entries = len(unread)
         self.behind_bytes = sum(len(entry.data) for entry in unread)
@@ -236,10 +250,11 @@ class HotReader:
             self.behind_entries -= len(piece.entries)
             self.behind_bytes -= sum(len(entry.data) for entry in piece.entries)
             self._log._readers_moved()
-        return piece
+        aside, self.aside = self.aside, b""
+        return replace(piece, aside=aside) if aside else piece
 
     async def changed(self, seconds: float) -> bool:
-        return await self._log._changed(self._cursor, seconds)
+        return await self._log._changed(self._cursor, self, seconds)
 
     async def aclose(self) -> None:
         if self in self._log._readers:

@@ -65,11 +65,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries after a cursor, none if there is nothing new. lost: what came right after the cursor has been trimmed,
+    """Entries after a cursor, none if there is nothing new. aside: comment lines that came while this reader was there,
+    which are in no log. lost: what came right after the cursor has been trimmed,
     or the whole log has expired, or is another process's by now: `Store.find` tells. ended: nothing comes after these
     entries."""
 
     entries: tuple[Entry, ...] = ()
+    aside: bytes = b""
     lost: bool = False
     ended: bool = False
 
@@ -129,6 +131,10 @@ class Writer(Protocol):
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Also before it is sent to anybody: readers see it only through the log."""
+        ...
+
+    def aside(self, comments: bytes) -> None:
+        """Whole comment lines for the readers that are there now; they are not kept."""
         ...
 
     async def room(self) -> None:

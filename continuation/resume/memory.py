@@ -22,6 +22,9 @@ class MemoryWriter:
     def append(self, entries: Sequence[Entry]) -> None:
         self.log.append(entries)
 
+    def aside(self, comments: bytes) -> None:
+        self.log.aside(comments)
+
     async def room(self) -> None:
         await self.log.room()
 
