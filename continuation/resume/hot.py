@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, Standing, State
+from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, Standing, State, after
 
 # The generation runs ahead of its fastest reader by no more than this, or half of the log if that is less.
 WINDOW_BYTES = 2**18
@@ -50,6 +50,7 @@ class HotLog:
         self._start = 0
         self._appended: Cursor = (0, 0)
         self._shown: Cursor = (0, 0)
+        self._trimmed: Cursor = (0, 0)
         self._readers: set[HotReader] = set()
         self._waiting: set[asyncio.Future[None]] = set()
         self._room: asyncio.Future[None] | None = None
@@ -58,6 +59,8 @@ class HotLog:
     # -- writing -----------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry]) -> None:
+        if self.gone:
+            return
         for entry in entries:
             size = len(entry.data)
             self._entries.append(entry)
@@ -81,6 +84,16 @@ class HotLog:
             if len(reader.aside) + len(comments) <= ASIDE_BYTES:
                 reader.aside += comments
         self._wake()
+
+    def restore(self, entries: Sequence[Entry], standing: Standing) -> None:
+        """What another process has written of it, into an empty log. What is missing before the entries, or of all of
+        them, counts as trimmed."""
+        self.started_at, self.leg2_from = standing.started_at, standing.leg2_from
+        number, part = entries[0].cursor if entries else (standing.last + 1, 0)
+        self._trimmed = (number, part - 1) if part else after(number - 1) if number > 1 else (0, 0)
+        self.last, self._appended = standing.last, self._trimmed
+        self.append(entries)
+        self.show_all()
 
     def show(self, cursor: Cursor) -> None:
         if cursor > self._shown:
@@ -130,6 +143,7 @@ class HotLog:
             self.bytes > self.limits.bytes or len(entries) - at > self.limits.events
         ):
             size = len(entries[at].data)
+            self._trimmed = entries[at].cursor
             self.bytes -= size
             self._held.bytes -= size
             self._held.events -= 1
@@ -152,6 +166,17 @@ class HotLog:
     @property
     def appended(self) -> Cursor:
         return self._appended
+
+    @property
+    def trimmed(self) -> Cursor:
+        """The newest entry that is not there any more, (0, 0) if none is."""
+        return self._trimmed
+
+    @property
+    def oldest(self) -> Cursor:
+        """The entry that comes first now; the next one if there is none."""
+        at = self._start
+        return self._entries[at].cursor if at < len(self._entries) else (self.last + 1, 0)
 
     @property
     def reader_count(self) -> int:
@@ -182,12 +207,7 @@ class HotLog:
 
     def has_trimmed(self, cursor: Cursor) -> bool:
         """Whether something right behind the cursor was there once and is not there any more."""
-        if self._start >= len(self._entries):
-            return cursor < self._appended
-        oldest = self._entries[self._start]
-        if oldest.part:
-            return cursor < (oldest.number, oldest.part - 1)
-        return cursor[0] < oldest.number - 1
+        return cursor < self._trimmed
 
     def _piece(self, cursor: Cursor, most: int) -> Piece:
         if self.gone or self.has_trimmed(cursor):
