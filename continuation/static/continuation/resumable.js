@@ -1,0 +1,654 @@
+/**
+ * A streamed chat answer that outlives its connection: asked for with fetch, read as server-sent events, and gone back to
+ * when the connection breaks, until its end. For browsers and for Node 20 or newer; depends on nothing.
+ *
+ *     import { ResumableStream } from "/static/continuation/resumable.js";
+ *
+ *     const stream = new ResumableStream({ url: "/v1/chat/completions", body: { model, messages }, key: "answer" });
+ *     for await (const { id, json, replayed } of stream) show(json);   // each event once, in order, "[DONE]" last
+ *
+ * README.md beside this file tells the rest.
+ */
+
+/** What was read of one block of a stream of events.
+ * @typedef {{ id: string | null, event: string, data: string }} Block */
+
+/** One event. id: its number, null where the server gives none. json: what data holds, undefined where that is no JSON.
+ * replayed: it was sent once before this connection was opened.
+ * @typedef {{ id: number | null, event: string, data: string, json: any, replayed: boolean }} StreamEvent */
+
+/** Milliseconds: before attempt n a random time below min(cap, base * 2 ** (n - 1)), or what the server asks for in
+ * Retry-After if that is longer; given up after so many attempts, or so long after the break.
+ * @typedef {{ base: number, cap: number, attempts: number, total: number }} Retry */
+
+/** @typedef {{ state: "connecting" } | { state: "live" } | { state: "done" } | { state: "stopped" } | { state: "closed" }
+ *   | { state: "replaying", until: number }
+ *   | { state: "reconnecting", attempt: number, delay: number, reason: string }
+ *   | { state: "failed", error: StreamError }} Status */
+
+/** @typedef {Pick<Storage, "getItem" | "setItem" | "removeItem">} Place */
+
+/** What both ways to a stream take.
+ * @typedef {object} Manner
+ * @property {Record<string, string>} [headers] sent with each request, such as Authorization
+ * @property {boolean} [checkpoints] have the server send a fresh token from time to time
+ * @property {string} [key] where in `storage` the position is kept, so that `restore` finds it after a reload
+ * @property {Place} [storage] sessionStorage, if not given
+ * @property {AbortSignal} [signal] does what close() does
+ * @property {(status: Status) => void} [onStatus]
+ * @property {number} [idleTimeout] milliseconds without a byte after which the connection counts as broken; 0, and if not
+ *   given: never. It must be longer than the silence of an engine, or of the gateway's KEEPALIVE_SECONDS
+ * @property {Partial<Retry>} [retry]
+ * @property {RequestCredentials} [credentials] as fetch's
+ * @property {typeof globalThis.fetch} [fetch]
+ * @property {EventTarget} [online] whose `online` event ends a wait early; the window, if not given
+ * @property {() => number} [random]
+ */
+
+/** @typedef {Manner & { url: string | URL, body: Record<string, unknown> }} Options */
+
+/** from: the number of the event after which to go on; if not given, the last one that was read.
+ * @typedef {Manner & { key: string, from?: number }} RestoreOptions */
+
+/** url: of the chat endpoint.
+ * @typedef {{ url: string, id: string, token: string, last: number, ended: boolean }} Position */
+
+/** @typedef {{ stream_id: string, state: string, available: { first: number, last: number } | null, last_event_id: number,
+ *   leg2_from: number | null, readers: number, started_at: string | null, ended_at: string | null,
+ *   expires_in: number | null }} Standing */
+
+/** @type {Retry} */
+const RETRY = { base: 300, cap: 10_000, attempts: Infinity, total: 300_000 };
+const LARGEST_EVENT = 2 ** 26; // characters
+/** @type {RequestInit} */
+const STOP = { method: "DELETE", keepalive: true, signal: null }; // also while the page is being left
+const WORTH_ANOTHER_TRY = [408, 425, 429];
+
+/**
+ * Why a stream has not been read to its end. kind:
+ *   unreachable   the request was not answered
+ *   refused       it was answered with an error: status, code
+ *   not_a_stream  it was answered with something else than a stream of events
+ *   broken        the connection broke, and the stream is not resumable
+ *   failed        the stream ended with an error event: code
+ *   gone          the server does not give the rest: status, code, and in `available` what it still has
+ *   gave_up       no connection within the limits of `retry`
+ *   too_large     an event beyond all reason
+ */
+export class StreamError extends Error {
+  /**
+   * @param {"unreachable" | "refused" | "not_a_stream" | "broken" | "failed" | "gone" | "gave_up" | "too_large"} kind
+   * @param {string} message
+   * @param {{ status?: number, code?: string | number | null, cause?: unknown,
+   *   available?: { first: number, last: number } | null }} [more]
+   */
+  constructor(kind, message, { status, code, available, cause } = {}) {
+    super(message, { cause });
+    this.name = "StreamError";
+    this.kind = kind;
+    this.status = status ?? null;
+    this.code = code ?? null;
+    this.available = available ?? null;
+  }
+}
+
+/** Bytes of a stream of events, cut anywhere, to blocks. Lines end in LF, CR or CRLF and in nothing else. */
+export class EventParser {
+  #decoder = new TextDecoder(); // drops one leading BOM
+  #line = "";
+  #afterReturn = false;
+  #size = 0;
+  /** @type {string[]} */
+  #data = [];
+  #event = "";
+  /** @type {string | null} */
+  #id = null;
+
+  /** The blocks that these bytes complete; those without data are left out.
+   * @param {Uint8Array} bytes
+   * @returns {Block[]} */
+  push(bytes) {
+    const text = this.#decoder.decode(bytes, { stream: true });
+    if (!text) return [];
+    const blocks = [];
+    let start = this.#afterReturn && text[0] === "\n" ? 1 : 0;
+    this.#afterReturn = text.endsWith("\r");
+    const ends = /\r\n?|\n/g;
+    ends.lastIndex = start;
+    for (let end = ends.exec(text); end; end = ends.exec(text)) {
+      const line = this.#line + text.slice(start, end.index);
+      this.#line = "";
+      start = ends.lastIndex;
+      if (line) this.#field(line);
+      else blocks.push(...this.#complete());
+    }
+    this.#line += text.slice(start);
+    if (this.#line.length + this.#size > LARGEST_EVENT)
+      throw new StreamError("too_large", `an event has more than ${LARGEST_EVENT} characters`);
+    return blocks;
+  }
+
+  /** @param {string} line */
+  #field(line) {
+    this.#size += line.length;
+    const colon = line.indexOf(":");
+    const name = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(colon + (line[colon + 1] === " " ? 2 : 1));
+    if (name === "data") this.#data.push(value);
+    else if (name === "event") this.#event = value;
+    else if (name === "id" && !value.includes("\0")) this.#id = value;
+  }
+
+  /** @returns {Block[]} */
+  #complete() {
+    const block = { id: this.#id, event: this.#event || "message", data: this.#data.join("\n") };
+    const whole = this.#data.length > 0;
+    this.#data = [];
+    this.#event = "";
+    this.#id = null;
+    this.#size = 0;
+    return whole ? [block] : [];
+  }
+}
+
+/** Milliseconds to wait before an attempt, the first being 1: full jitter.
+ * @param {number} attempt
+ * @param {Pick<Retry, "base" | "cap">} retry
+ * @param {() => number} random */
+export function backoff(attempt, { base, cap }, random = Math.random) {
+  return random() * Math.min(cap, base * 2 ** Math.min(attempt - 1, 60));
+}
+
+/** Milliseconds that a Retry-After asks for, in either of its forms; 0 for none.
+ * @param {string | null} value
+ * @param {number} now */
+export function retryAfter(value, now = Date.now()) {
+  if (!value) return 0;
+  const seconds = /^\s*\d+\s*$/.test(value) ? Number(value) * 1000 : Date.parse(value) - now;
+  return Math.max(0, seconds || 0);
+}
+
+export class ResumableStream {
+  /** The stream's id; empty before the answer, and where the stream is not resumable. */
+  id = "";
+  /** What proves that the stream is ours. */
+  token = "";
+  /** The number of the newest event that was read. */
+  lastEventId = 0;
+  /** @type {Status} */
+  status = { state: "connecting" };
+
+  #url;
+  /** @type {Record<string, unknown> | null} */
+  #body;
+  #manner;
+  /** @type {Retry} */
+  #retry;
+  #iterated = false;
+  #ended = false;
+  /** @type {"stopped" | "closed" | null} */
+  #leaving = null;
+  #connection = new AbortController();
+  #replayedUntil = 0;
+  #attempts = 0;
+  #brokenAt = 0;
+  #connectedAt = 0;
+  #wake = () => {};
+
+  /** Nothing is sent before the stream is iterated over.
+   * @param {Options} options */
+  constructor({ url, body, ...manner }) {
+    this.#url = new URL(url, globalThis.location?.href).href;
+    this.#body = body;
+    this.#manner = manner;
+    this.#retry = { ...RETRY, ...manner.retry };
+  }
+
+  /** The stream whose position was kept under the key, to be iterated over from there on, or from `from` on: 0 to have
+   * all of it once more. null if none is kept, or nothing of it is to come.
+   * @param {RestoreOptions} options
+   * @returns {ResumableStream | null} */
+  static restore({ from, ...manner }) {
+    const position = positionIn(manner);
+    if (!position || (position.ended && (from ?? position.last) >= position.last)) return null;
+    const stream = new ResumableStream({ url: position.url, body: {}, ...manner });
+    stream.#body = null;
+    stream.id = position.id;
+    stream.token = position.token;
+    stream.lastEventId = from ?? position.last;
+    return stream;
+  }
+
+  /** No position is kept under the key any more.
+   * @param {{ key: string, storage?: Place }} manner */
+  static forget({ key, storage }) {
+    inStorage(storage, (place) => place.removeItem(key));
+  }
+
+  /** Whether the stream can be gone back to, which is known once it is live. */
+  get resumable() {
+    return this.id !== "";
+  }
+
+  /** Each event once and in order. Returns after [DONE], stop() and close(), throws a StreamError after an error event
+   * and where the rest is not to be had. A loop that is left closes the connection.
+   * @returns {AsyncGenerator<StreamEvent, void, void>} */
+  async *[Symbol.asyncIterator]() {
+    if (this.#iterated) throw new TypeError("a stream can be iterated over once");
+    this.#iterated = true;
+    const { signal } = this.#manner;
+    const close = () => this.close();
+    signal?.addEventListener("abort", close);
+    if (signal?.aborted) this.close();
+    try {
+      if (!this.#leaving) yield* this.#events();
+    } catch (error) {
+      if (!this.#leaving) {
+        if (error instanceof StreamError) this.#tell({ state: "failed", error });
+        throw error;
+      }
+    } finally {
+      signal?.removeEventListener("abort", close);
+      if (!this.#leaving && this.status.state !== "failed") this.close();
+      this.#connection.abort();
+      if (this.#leaving && this.status.state !== "done") this.#tell({ state: this.#leaving });
+    }
+  }
+
+  /** End the generation, for all who read it. Rejects with a StreamError if the server could not be told; the reading has
+   * ended all the same. A stream that is not resumable ends with its connection.
+   * @returns {Promise<Standing | null>} where it stands then; null if there is nothing to stop any more */
+  async stop() {
+    if (this.#ended) return null;
+    this.#leave("stopped");
+    if (!this.resumable) return null;
+    const answer = await this.#request("", {}, STOP).catch((cause) => {
+      throw new StreamError("unreachable", `the stream could not be stopped: ${told(cause)}`, { cause });
+    });
+    if (answer.ok) {
+      this.#end();
+      return answer.json();
+    }
+    if (answer.status === 404 || answer.status === 410) return null;
+    throw await refusal("refused", answer);
+  }
+
+  /** Only disconnect: the generation goes on for a while, and `restore` finds it. */
+  close() {
+    if (!this.#ended) this.#leave("closed");
+  }
+
+  /** As if the connection had broken now; a wait for the next attempt ends. */
+  drop() {
+    this.#connection.abort(new Error("the connection was dropped"));
+    this.#wake();
+  }
+
+  /** Where the stream stands on the server.
+   * @returns {Promise<Standing>} */
+  async standing() {
+    const answer = await this.#request("/status");
+    if (!answer.ok) throw await refusal("gone", answer);
+    return answer.json();
+  }
+
+  // -- asking ------------------------------------------------------------------------------------
+
+  async *#events() {
+    let answer = this.#body ? await this.#ask(this.#body) : await this.#comeBack(null);
+    while (answer) {
+      const trouble = yield* this.#read(answer);
+      if (this.#ended || this.#leaving) return;
+      if (!this.resumable) throw new StreamError("broken", told(trouble), { cause: trouble });
+      answer = await this.#comeBack(trouble);
+    }
+  }
+
+  /** @param {Record<string, unknown>} body */
+  async #ask(body) {
+    this.#tell({ state: "connecting" });
+    const headers = this.#headers({ "Content-Type": "application/json", "X-Resumable": "1" });
+    const sent = { method: "POST", headers, body: JSON.stringify({ ...body, stream: true }) };
+    const answer = await this.#fetch(this.#url, sent).catch((cause) => {
+      throw new StreamError("unreachable", `the request was not answered: ${told(cause)}`, { cause });
+    });
+    if (!answer.ok) throw await refusal("refused", answer);
+    if (!isStream(answer))
+      throw new StreamError("not_a_stream", `the answer is ${kindOf(answer)}`, { status: answer.status });
+    if (answer.headers.get("X-Resume") !== "unavailable") this.id = answer.headers.get("X-Stream-Id") ?? "";
+    this.#connected(answer);
+    return answer;
+  }
+
+  /** An open answer that has what comes after the newest event that was read; null if nothing does.
+   * @param {unknown} trouble null: there was no connection yet
+   * @returns {Promise<Response | null>} */
+  async #comeBack(trouble) {
+    if (!this.#brokenAt || this.#wasGood) this.#start();
+    let reason = trouble;
+    let asked = 0;
+    for (;;) {
+      if (reason === null) this.#tell({ state: "connecting" });
+      else await this.#wait(reason, asked);
+      if (this.#leaving) return null;
+      asked = 0;
+      try {
+        const answer = await this.#resume();
+        if (answer.status === 204) return await this.#endedElsewhere();
+        if (answer.status === 200 && isStream(answer)) {
+          this.#connected(answer);
+          return answer;
+        }
+        asked = retryAfter(answer.headers.get("Retry-After"));
+        const said = await refusal("gone", answer);
+        if (answer.status >= 400 && answer.status < 500 && !WORTH_ANOTHER_TRY.includes(answer.status)) {
+          this.#forgetWhatIsGone(said);
+          throw said;
+        }
+        reason = said;
+      } catch (error) {
+        if (error instanceof StreamError || this.#leaving) throw error;
+        reason = error;
+      }
+    }
+  }
+
+  /** @param {StreamError} said */
+  #forgetWhatIsGone({ status, available }) {
+    const { key, storage } = this.#manner;
+    if (key && (status === 404 || status === 410) && !available) ResumableStream.forget({ key, storage });
+  }
+
+  /** @param {unknown} reason
+   * @param {number} asked milliseconds that the server wants to be left alone */
+  async #wait(reason, asked) {
+    const { attempts, total } = this.#retry;
+    const left = this.#brokenAt + total - Date.now();
+    this.#attempts += 1;
+    if (this.#attempts > attempts || left <= 0 || asked > left)
+      throw new StreamError("gave_up", `not tried any longer: ${told(reason)}`, { cause: reason });
+    const delay = Math.max(asked, Math.min(left, backoff(this.#attempts, this.#retry, this.#manner.random)));
+    this.#tell({ state: "reconnecting", attempt: this.#attempts, delay, reason: told(reason) });
+    await this.#pause(delay);
+  }
+
+  async #resume() {
+    this.#connection = new AbortController();
+    const timer = this.#idleTimer();
+    try {
+      const headers = { Accept: "text/event-stream", "Last-Event-ID": String(this.lastEventId) };
+      return await this.#request("", headers, {});
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  /** The stream has ended, and its last event was read, but not here: how it ended is asked for. */
+  async #endedElsewhere() {
+    const { state } = await this.standing();
+    this.#end();
+    if (state !== "finished") throw new StreamError("failed", `the stream has ended: ${state}`, { code: state });
+    this.#tell({ state: "done" });
+    return null;
+  }
+
+  /** @param {Response} answer */
+  #connected(answer) {
+    this.#connectedAt = Date.now();
+    this.token = answer.headers.get("X-Resume-Token") ?? this.token;
+    this.#replayedUntil = this.#body ? 0 : Number(answer.headers.get("X-Last-Event-Id") ?? 0);
+    this.#body = null;
+    this.#keep();
+    const behind = this.#replayedUntil > this.lastEventId;
+    this.#tell(behind ? { state: "replaying", until: this.#replayedUntil } : { state: "live" });
+  }
+
+  /** Whether the last connection was worth something: the count of attempts begins anew. */
+  get #wasGood() {
+    return this.#connectedAt > 0 && Date.now() - this.#connectedAt > this.#retry.cap;
+  }
+
+  #start() {
+    this.#attempts = 0;
+    this.#brokenAt = Date.now();
+    this.#connectedAt = 0;
+  }
+
+  /** About the stream as it is; what is no reading goes on when the reading ends.
+   * @param {string} path
+   * @param {Record<string, string>} [own] headers
+   * @param {RequestInit} [more] */
+  #request(path, own = {}, more = { signal: null }) {
+    const headers = this.#headers({ "X-Resume-Token": this.token, ...own });
+    const url = new URL(`../streams/${encodeURIComponent(this.id)}${path}`, this.#url);
+    return this.#fetch(url.href, { cache: "no-store", ...more, headers });
+  }
+
+  /** @param {Record<string, string>} more */
+  #headers(more) {
+    const { headers, checkpoints } = this.#manner;
+    return { ...headers, ...(checkpoints && { "X-Resume-Events": "1" }), ...more };
+  }
+
+  /** @param {string} url
+   * @param {RequestInit} request */
+  #fetch(url, request) {
+    const { fetch = globalThis.fetch, credentials } = this.#manner; // called without `this`, as browsers want it
+    return fetch(url, { signal: this.#connection.signal, ...(credentials && { credentials }), ...request });
+  }
+
+  // -- reading -----------------------------------------------------------------------------------
+
+  /** @param {Response} answer
+   * @returns {AsyncGenerator<StreamEvent, unknown, void>} what broke the connection, if it was not the end */
+  async *#read(answer) {
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader();
+    const parser = new EventParser();
+    try {
+      for (;;) {
+        /** @type {Uint8Array | undefined} */
+        let bytes;
+        try {
+          bytes = await this.#next(reader);
+        } catch (trouble) {
+          return trouble;
+        }
+        if (!bytes) return new Error("the connection ended before the answer did");
+        for (const block of parser.push(bytes)) {
+          const number = this.#numberOf(block);
+          if (number !== null && number > this.lastEventId + 1)
+            return new Error(`event ${number} came after event ${this.lastEventId}`);
+          const event = this.#take(block, number);
+          if (event) yield* this.#deliver(event);
+          if (this.#ended || this.#leaving) return null;
+        }
+      }
+    } finally {
+      reader.cancel().catch(() => {});
+    }
+  }
+
+  /** @param {ReadableStreamDefaultReader<Uint8Array>} reader */
+  async #next(reader) {
+    const timer = this.#idleTimer();
+    try {
+      return (await reader.read()).value;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  /** @param {Block} block */
+  #numberOf({ id }) {
+    return this.resumable && id !== null && /^\d+$/.test(id) ? Number(id) : null;
+  }
+
+  /** null: nothing for the reader, because it had it, or because it is for this class.
+   * @param {Block} block
+   * @param {number | null} number
+   * @returns {StreamEvent | null} */
+  #take({ event, data }, number) {
+    const json = parsed(data);
+    if (event === "resume_token") {
+      if (typeof json?.token === "string") this.token = json.token;
+      this.#keep();
+      return null;
+    }
+    if (number !== null) {
+      if (number <= this.lastEventId) return null;
+      this.lastEventId = number;
+    }
+    return { id: number, event, data, json, replayed: number !== null && number <= this.#replayedUntil };
+  }
+
+  /** @param {StreamEvent} event */
+  async *#deliver(event) {
+    this.#brokenAt = 0;
+    const failure = failureIn(event);
+    const last = event.data === "[DONE]" || failure !== null;
+    try {
+      yield event;
+    } finally {
+      this.#ended ||= last;
+      this.#keep(); // only now: the reader has done with the event
+    }
+    if (this.#leaving && !last) return;
+    if (failure) throw failure;
+    if (last) this.#tell({ state: "done" });
+    else if (this.status.state === "replaying" && this.lastEventId >= this.#replayedUntil)
+      this.#tell({ state: "live" });
+  }
+
+  // -- ends and waits ----------------------------------------------------------------------------
+
+  #end() {
+    this.#ended = true;
+    this.#keep();
+  }
+
+  /** @param {"stopped" | "closed"} how */
+  #leave(how) {
+    this.#leaving = how;
+    this.#connection.abort();
+    this.#wake();
+  }
+
+  /** @param {Status} status */
+  #tell(status) {
+    this.status = status;
+    this.#manner.onStatus?.(status);
+  }
+
+  #keep() {
+    const { key, storage } = this.#manner;
+    if (!key || !this.resumable) return;
+    /** @type {Position} */
+    const position = {
+      url: this.#url,
+      id: this.id,
+      token: this.token,
+      last: this.lastEventId,
+      ended: this.#ended,
+    };
+    inStorage(storage, (place) => place.setItem(key, JSON.stringify(position)));
+  }
+
+  #idleTimer() {
+    const { idleTimeout } = this.#manner;
+    if (!idleTimeout) return undefined;
+    const connection = this.#connection;
+    return setTimeout(() => connection.abort(new Error(`not a byte for ${idleTimeout} ms`)), idleTimeout);
+  }
+
+  /** @param {number} milliseconds */
+  #pause(milliseconds) {
+    const online = this.#manner.online ?? /** @type {EventTarget} */ (globalThis);
+    return /** @type {Promise<void>} */ (
+      new Promise((resolve) => {
+        const done = () => {
+          clearTimeout(timer);
+          online.removeEventListener?.("online", done);
+          resolve();
+        };
+        const timer = setTimeout(done, milliseconds);
+        online.addEventListener?.("online", done);
+        this.#wake = done;
+      })
+    );
+  }
+}
+
+// -- what is read of answers, and kept ---------------------------------------------------------------
+
+/** @param {"refused" | "gone"} kind
+ * @param {Response} answer */
+async function refusal(kind, answer) {
+  const text = await answer.text().catch(() => "");
+  const error = parsed(text)?.error;
+  const said = typeof error === "string" ? error : error?.message;
+  const message = `the server answered ${answer.status}${said ? `: ${said}` : ""}`;
+  return new StreamError(kind, message, {
+    status: answer.status,
+    code: error?.code,
+    available: error?.available,
+  });
+}
+
+/** The forms that errors in a stream have: the gateway's own, and those of engines that it forwards.
+ * @param {StreamEvent} event */
+function failureIn({ event, data, json }) {
+  if (event !== "error" && !json?.error && json?.object !== "error") return null;
+  const error = json?.error ?? json;
+  const message = error?.message ?? (typeof error === "string" ? error : data);
+  return new StreamError("failed", String(message), { code: error?.code ?? null });
+}
+
+/** @param {Response} answer */
+function isStream(answer) {
+  return answer.body !== null && kindOf(answer).startsWith("text/event-stream");
+}
+
+/** @param {Response} answer */
+function kindOf(answer) {
+  return (answer.headers.get("Content-Type") ?? "of no type").toLowerCase();
+}
+
+/** @param {string} text
+ * @returns {any} */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** @param {unknown} trouble */
+function told(trouble) {
+  if (!(trouble instanceof Error)) return String(trouble);
+  const cause = trouble.cause instanceof Error ? ` (${trouble.cause.message})` : "";
+  return trouble.message + cause;
+}
+
+/** What is kept is a convenience: a browser that allows no storage, or has no room, must not end a stream.
+ * @template T
+ * @param {Place | undefined} storage
+ * @param {(place: Place) => T} use
+ * @returns {T | undefined} */
+function inStorage(storage, use) {
+  try {
+    const place = storage ?? globalThis.sessionStorage;
+    return place && use(place);
+  } catch {
+    return undefined;
+  }
+}
+
+/** @param {{ key?: string, storage?: Place }} manner
+ * @returns {Position | null} */
+function positionIn({ key, storage }) {
+  if (!key) return null;
+  const kept = parsed(inStorage(storage, (place) => place.getItem(key)) ?? "");
+  const fits = ["url", "id", "token"].every((name) => typeof kept?.[name] === "string" && kept[name]);
+  return fits && Number.isInteger(kept.last) ? kept : null;
+}

@@ -1,0 +1,630 @@
+// The JavaScript client under Node, against a server that answers as told: `node --test tests/browser`.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { createServer } from "node:http";
+import { afterEach, beforeEach, test } from "node:test";
+
+import {
+  EventParser,
+  ResumableStream,
+  StreamError,
+  backoff,
+  retryAfter,
+} from "../../continuation/static/continuation/resumable.js";
+
+const ID = "0123456789abcdef0123456789abcdef";
+const PATIENCE = 20_000;
+const ENCODER = new TextEncoder();
+
+// -- a server that answers as told -------------------------------------------------------------------
+
+let server, url, script, asked;
+
+beforeEach(async () => {
+  script = [];
+  asked = [];
+  server = createServer(async (request, response) => {
+    let body = "";
+    for await (const piece of request) body += piece;
+    asked.push({ method: request.method, url: request.url, headers: request.headers, body });
+    const next = script.shift();
+    if (next) await next(response, request);
+    else response.writeHead(599).end();
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  url = `http://127.0.0.1:${server.address().port}/v1/chat/completions`;
+});
+
+afterEach(async () => {
+  server.closeAllConnections();
+  server.close();
+  await once(server, "close");
+  assert.deepEqual(script, [], "something was never asked for");
+});
+
+const head = (more = {}) => ({
+  "Content-Type": "text/event-stream; charset=utf-8",
+  "X-Stream-Id": ID,
+  "X-Resume-Token": "token-1",
+  ...more,
+});
+const event = (id, data) => `id: ${id}\ndata: ${typeof data === "string" ? data : JSON.stringify(data)}\n\n`;
+const words = (from, to) => {
+  let text = "";
+  for (let id = from; id <= to; id += 1) text += event(id, { n: id });
+  return text;
+};
+const FAILED = { error: { message: "The stream was interrupted.", type: "stream_interrupted", code: "eof" } };
+
+// What the server does with a request. `then`: what comes after the text, "end", "break" or "hold".
+const streamed = (text, { then = "end", headers = {} } = {}) => async (response) => {
+  response.writeHead(200, head(headers));
+  await new Promise((written) => response.write(text || ": \n", written));
+  if (then === "end") response.end();
+  if (then === "break") setImmediate(() => response.socket.destroy());
+};
+const refused = (status, error, headers = {}) => (response) => {
+  response.writeHead(status, { "Content-Type": "application/json", ...headers });
+  response.end(JSON.stringify({ error }));
+};
+const hangUp = (response) => response.socket.destroy();
+
+// -- a reader ----------------------------------------------------------------------------------------
+
+class MemoryPlace {
+  kept = new Map();
+  getItem = (key) => this.kept.get(key) ?? null;
+  setItem = (key, value) => void this.kept.set(key, value);
+  removeItem = (key) => void this.kept.delete(key);
+}
+
+const QUICK = { base: 1, cap: 2 };
+const asking = (more = {}) => new ResumableStream({ url, body: { model: "m", messages: [] }, retry: QUICK, ...more });
+
+// All that a stream gives: {events, ids, states, error}.
+async function read(stream, onEvent = () => {}) {
+  const found = { events: [], error: null };
+  try {
+    for await (const one of stream) {
+      found.events.push(one);
+      await onEvent(one);
+    }
+  } catch (error) {
+    found.error = error;
+  }
+  found.ids = found.events.map(({ id }) => id);
+  found.final = stream.status.state;
+  return found;
+}
+
+const until = async (condition) => {
+  const end = Date.now() + PATIENCE;
+  while (!condition()) {
+    assert.ok(Date.now() < end, `waited in vain for ${condition}`);
+    await new Promise((resolve) => setTimeout(resolve, 2));
+  }
+};
+
+// -- the parser --------------------------------------------------------------------------------------
+
+const blocksOf = (...pieces) => {
+  const parser = new EventParser();
+  return pieces.flatMap((piece) => parser.push(piece));
+};
+
+test("a stream of events is read alike wherever it is cut", () => {
+  const text =
+    "\uFEFFid: 1\ndata: one\u2028line, one\u0085 event \v\f😀\n\n" +
+    ": a comment\r\nid: 2\r\nevent: kind\r\ndata: a\r\ndata:b\r\ndata:  c\r\n\r\n" +
+    "data: by\rdata: return\r\r" +
+    "retry: 5\nunknown: x\nid: 3\n\n" +
+    "data\n\n" +
+    "id: with\0nul\ndata: 文字\n\n\n" +
+    "data: unfinished";
+  const bytes = ENCODER.encode(text);
+  const whole = blocksOf(bytes);
+  assert.deepEqual(whole, [
+    { id: "1", event: "message", data: "one\u2028line, one\u0085 event \v\f😀" },
+    { id: "2", event: "kind", data: "a\nb\n c" },
+    { id: null, event: "message", data: "by\nreturn" },
+    { id: null, event: "message", data: "" },
+    { id: null, event: "message", data: "文字" },
+  ]);
+  for (let cut = 0; cut <= bytes.length; cut += 1)
+    assert.deepEqual(blocksOf(bytes.subarray(0, cut), bytes.subarray(cut)), whole, `cut at ${cut}`);
+  assert.deepEqual(blocksOf(...Array.from(bytes, (_, at) => bytes.subarray(at, at + 1))), whole);
+});
+
+test("only one byte order mark is dropped, and only at the beginning", () => {
+  const [first, second] = blocksOf(ENCODER.encode("data: a\n\n\uFEFFdata: b\n\ndata: \uFEFFc\n\n"));
+  assert.deepEqual([first.data, second.data], ["a", "\uFEFFc"]);
+});
+
+test("an event beyond all reason is refused before it fills the memory", () => {
+  const parser = new EventParser();
+  const piece = ENCODER.encode("x".repeat(2 ** 22));
+  parser.push(ENCODER.encode("data: "));
+  for (let sent = 0; sent < 15; sent += 1) parser.push(piece);
+  assert.throws(() => parser.push(piece), { name: "StreamError", kind: "too_large" });
+});
+
+// -- waits -------------------------------------------------------------------------------------------
+
+test("waits grow to a cap, and are drawn from nothing up", () => {
+  const retry = { base: 100, cap: 1000 };
+  const longest = [1, 2, 3, 4, 5, 2000].map((attempt) => backoff(attempt, retry, () => 1));
+  assert.deepEqual(longest, [100, 200, 400, 800, 1000, 1000]);
+  assert.equal(backoff(3, retry, () => 0.25), 100);
+  assert.equal(backoff(3, retry, () => 0), 0);
+});
+
+test("a server may ask for a wait in seconds or until a time", () => {
+  const now = Date.parse("Mon, 30 Nov 2026 10:00:00 GMT");
+  assert.equal(retryAfter("7", now), 7000);
+  assert.equal(retryAfter("Mon, 30 Nov 2026 10:00:05 GMT", now), 5000);
+  assert.equal(retryAfter("Mon, 30 Nov 2026 09:00:00 GMT", now), 0);
+  assert.equal(retryAfter("soon", now), 0);
+  assert.equal(retryAfter(null, now), 0);
+});
+
+// -- an answer without trouble -----------------------------------------------------------------------
+
+test("an answer is asked for as resumable, and each event is given once", async () => {
+  script = [streamed(words(1, 3) + event(4, "[DONE]"))];
+  const states = [];
+  const stream = asking({
+    headers: { Authorization: "Bearer k" },
+    checkpoints: true,
+    onStatus: ({ state }) => states.push(state),
+  });
+  const found = await read(stream);
+  assert.equal(found.error, null);
+  assert.deepEqual(found.ids, [1, 2, 3, 4]);
+  assert.deepEqual(found.events[1], { id: 2, event: "message", data: '{"n":2}', json: { n: 2 }, replayed: false });
+  assert.equal(found.events[3].data, "[DONE]");
+  assert.deepEqual(states, ["connecting", "live", "done"]);
+  assert.deepEqual([stream.id, stream.token, stream.lastEventId, stream.resumable], [ID, "token-1", 4, true]);
+  const [{ method, headers, body }] = asked;
+  assert.equal(method, "POST");
+  assert.deepEqual(JSON.parse(body), { model: "m", messages: [], stream: true });
+  assert.equal(headers["x-resumable"], "1");
+  assert.equal(headers["x-resume-events"], "1");
+  assert.equal(headers.authorization, "Bearer k");
+});
+
+test("nothing is sent before the stream is read, and it is read once", async () => {
+  const stream = asking();
+  assert.equal(asked.length, 0);
+  script = [streamed(event(1, "[DONE]"))];
+  await read(stream);
+  await assert.rejects(async () => void (await stream[Symbol.asyncIterator]().next()), TypeError);
+});
+
+// -- coming back -------------------------------------------------------------------------------------
+
+test("a broken connection is gone back to behind the newest event, and what comes twice is dropped", async () => {
+  script = [
+    streamed(words(1, 3) + "id: 4\ndata: half an ev", { then: "break" }),
+    streamed(words(2, 5), { then: "break", headers: { "X-Resume-Token": "token-2", "X-Last-Event-Id": "5" } }),
+    streamed(words(6, 7) + event(8, "[DONE]"), { headers: { "X-Last-Event-Id": "6" } }),
+  ];
+  const statuses = [];
+  const found = await read(asking({ headers: { Authorization: "k" }, onStatus: (status) => statuses.push(status) }));
+  assert.equal(found.error, null);
+  assert.deepEqual(found.ids, [1, 2, 3, 4, 5, 6, 7, 8]);
+  assert.deepEqual(
+    found.events.map(({ replayed }) => replayed),
+    [false, false, false, true, true, true, false, false],
+  );
+  const states = statuses.map(({ state }) => state);
+  assert.deepEqual(states, [
+    ...["connecting", "live", "reconnecting", "replaying", "live"],
+    ...["reconnecting", "replaying", "live", "done"],
+  ]);
+  assert.deepEqual(statuses[3], { state: "replaying", until: 5 });
+  assert.equal(statuses[2].attempt, 1);
+  assert.ok(statuses[2].reason);
+  assert.deepEqual(
+    asked.slice(1).map(({ method, url, headers }) => [method, url, headers["last-event-id"], headers["x-resume-token"]]),
+    [
+      ["GET", `/v1/streams/${ID}`, "3", "token-1"],
+      ["GET", `/v1/streams/${ID}`, "5", "token-2"],
+    ],
+  );
+  assert.ok(asked.every(({ headers }) => headers.authorization === "k"));
+});
+
+test("a clean end without [DONE] is a break like any other", async () => {
+  script = [streamed(words(1, 2)), streamed(event(3, "[DONE]"))];
+  assert.deepEqual((await read(asking())).ids, [1, 2, 3]);
+});
+
+test("an event that has been left out is fetched", async () => {
+  script = [streamed(words(1, 2) + words(4, 5), { then: "hold" }), streamed(words(3, 5) + event(6, "[DONE]"))];
+  const found = await read(asking());
+  assert.deepEqual(found.ids, [1, 2, 3, 4, 5, 6]);
+  assert.equal(asked[1].headers["last-event-id"], "2");
+});
+
+test("a token that comes inside the stream is used from then on, and shown to nobody", async () => {
+  const token = 'event: resume_token\ndata: {"token": "fresh", "last_event_id": 2}\n\n';
+  script = [streamed(words(1, 2) + token, { then: "break" }), streamed(event(3, "[DONE]"))];
+  const found = await read(asking({ checkpoints: true }));
+  assert.deepEqual(found.ids, [1, 2, 3]);
+  assert.equal(asked[1].headers["x-resume-token"], "fresh");
+});
+
+test("what can be over in a moment is tried again", async () => {
+  script = [
+    streamed(words(1, 1), { then: "break" }),
+    hangUp,
+    refused(503, { code: "resume_unavailable" }),
+    refused(429, {}),
+    (response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<p>Please log in"),
+    streamed(event(2, "[DONE]")),
+  ];
+  const attempts = [];
+  const onStatus = ({ state, attempt }) => state === "reconnecting" && attempts.push(attempt);
+  const found = await read(asking({ onStatus }));
+  assert.deepEqual([found.error, found.ids, attempts], [null, [1, 2], [1, 2, 3, 4, 5]]);
+});
+
+test("attempts are counted anew once something has come", async () => {
+  script = [
+    streamed(words(1, 1), { then: "break" }),
+    hangUp,
+    streamed(words(2, 2), { then: "break" }),
+    hangUp,
+    streamed(event(3, "[DONE]")),
+  ];
+  const found = await read(asking({ retry: { ...QUICK, attempts: 2 } }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3]]);
+});
+
+test("connections that bring nothing count as attempts", async () => {
+  script = [streamed(words(1, 1), { then: "break" }), streamed("", { then: "break" }), streamed("", { then: "break" })];
+  const found = await read(asking({ retry: { base: 1, cap: PATIENCE, attempts: 2 }, random: () => 0 }));
+  assert.deepEqual([found.error.kind, found.final], ["gave_up", "failed"]);
+});
+
+test("after so many attempts it gives up, and says why", async () => {
+  script = [streamed(words(1, 1), { then: "break" }), hangUp, refused(503, { message: "The log is away." })];
+  const { error } = await read(asking({ retry: { ...QUICK, attempts: 2 } }));
+  assert.ok(error instanceof StreamError);
+  assert.equal(error.kind, "gave_up");
+  assert.match(error.message, /503: The log is away/);
+});
+
+test("after so long it gives up", async () => {
+  script = [streamed(words(1, 1), { then: "break" })];
+  const { error } = await read(asking({ retry: { ...QUICK, total: 0 } }));
+  assert.equal(error.kind, "gave_up");
+});
+
+test("the server is left alone for as long as it asks, but for the network's coming back", async () => {
+  script = [
+    streamed(words(1, 1), { then: "break" }),
+    refused(503, {}, { "Retry-After": "3600" }),
+    streamed(event(2, "[DONE]")),
+  ];
+  const online = new EventTarget();
+  const delays = [];
+  const onStatus = ({ state, delay }) => state === "reconnecting" && delays.push(delay);
+  const reading = read(asking({ online, onStatus, retry: { ...QUICK, total: 7_200_000 } }));
+  await until(() => delays.length === 2);
+  assert.equal(delays[1], 3_600_000);
+  online.dispatchEvent(new Event("online"));
+  assert.deepEqual((await reading).ids, [1, 2]);
+});
+
+test("a server that asks for more than there is left to wait is not waited for", async () => {
+  script = [streamed(words(1, 1), { then: "break" }), refused(503, {}, { "Retry-After": "3600" })];
+  assert.equal((await read(asking())).error.kind, "gave_up");
+});
+
+test("silence for too long is a break; a comment is none", async () => {
+  const beating = (response) => {
+    response.writeHead(200, head());
+    response.write(words(1, 1));
+    let beats = 0;
+    const beat = setInterval(() => {
+      beats += 1;
+      if (beats < 5) response.write(": still here\n");
+      else if (beats === 5) response.write(words(2, 2));
+      else clearInterval(beat);
+    }, 100);
+  };
+  script = [beating, streamed(event(3, "[DONE]"))];
+  const reasons = [];
+  const onStatus = ({ state, reason }) => state === "reconnecting" && reasons.push(reason);
+  const found = await read(asking({ idleTimeout: 400, onStatus }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3]]);
+  assert.deepEqual(reasons, ["not a byte for 400 ms"]);
+});
+
+test("a server that does not answer the one who comes back is given up for another attempt", async () => {
+  script = [streamed(words(1, 1), { then: "break" }), () => {}, streamed(event(2, "[DONE]"))];
+  assert.deepEqual((await read(asking({ idleTimeout: 50 }))).ids, [1, 2]);
+});
+
+test("a reader who takes his time is no silence of the server", async () => {
+  script = [streamed(words(1, 3) + event(4, "[DONE]"))];
+  const found = await read(asking({ idleTimeout: 60 }), () => new Promise((resolve) => setTimeout(resolve, 90)));
+  assert.deepEqual([found.error, found.ids, asked.length], [null, [1, 2, 3, 4], 1]);
+});
+
+test("a connection that is dropped on purpose is gone back to", async () => {
+  script = [streamed(words(1, 2), { then: "hold" }), streamed(event(3, "[DONE]"))];
+  const stream = asking();
+  const found = await read(stream, ({ id }) => id === 2 && stream.drop());
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3]]);
+});
+
+// -- what is not to be had ---------------------------------------------------------------------------
+
+for (const [status, code, available, kept] of [
+  [400, "bad_cursor", null, true],
+  [404, "not_found", null, false],
+  [410, "expired", null, false],
+  [410, "trimmed", { first: 40, last: 90 }, true],
+]) {
+  test(`${status} ${code} ends it, and the error says what the server said`, async () => {
+    const error = { message: `It is ${code}.`, code, ...(status === 410 && { available }) };
+    script = [streamed(words(1, 1), { then: "break" }), refused(status, error)];
+    const storage = new MemoryPlace();
+    const found = await read(asking({ key: "k", storage }));
+    assert.ok(found.error instanceof StreamError);
+    const said = [found.error.kind, found.error.status, found.error.code, found.error.available];
+    assert.deepEqual(said, ["gone", status, code, available]);
+    assert.match(found.error.message, new RegExp(`${status}: It is ${code}.`));
+    assert.equal(found.final, "failed");
+    assert.equal(storage.kept.has("k"), kept);
+  });
+}
+
+for (const [what, headers] of [
+  ["says so", { "X-Resume": "unavailable" }],
+  ["knows nothing of it", { "X-Stream-Id": [], "X-Resume-Token": [] }],
+]) {
+  test(`a stream that is not resumable, because the server ${what}, is read as it is`, async () => {
+    const text = 'data: {"n": 1}\n\ndata: {"n": 2}\n\n';
+    const storage = new MemoryPlace();
+    script = [streamed(`${text}data: [DONE]\n\n`, { headers })];
+    const whole = await read(asking({ key: "k", storage }));
+    assert.deepEqual([whole.error, whole.ids, whole.final], [null, [null, null, null], "done"]);
+    script = [streamed(text, { headers, then: "break" })];
+    const broken = await read(asking({ key: "k", storage }));
+    assert.deepEqual([broken.events.length, broken.error.kind, broken.final], [2, "broken", "failed"]);
+    assert.equal(storage.kept.size, 0);
+  });
+}
+
+test("a request that is refused says why", async () => {
+  script = [refused(400, { message: "No such model.", code: "model_not_found" })];
+  const { error } = await read(asking());
+  assert.deepEqual([error.kind, error.status, error.code], ["refused", 400, "model_not_found"]);
+  assert.match(error.message, /No such model/);
+});
+
+test("an answer that is no stream is refused", async () => {
+  script = [(response) => response.writeHead(200, { "Content-Type": "application/json" }).end("{}")];
+  assert.equal((await read(asking())).error.kind, "not_a_stream");
+});
+
+test("a request that is not answered is not repeated: it might be done twice", async () => {
+  script = [hangUp];
+  assert.equal((await read(asking())).error.kind, "unreachable");
+  assert.equal(asked.length, 1);
+});
+
+for (const [form, text, code] of [
+  ["the gateway's", event(2, FAILED), "eof"],
+  ["an engine's", 'id: 2\ndata: {"object": "error", "message": "Out of memory", "code": 500}\n\n', 500],
+  ["a named one", 'id: 2\nevent: error\ndata: {"message": "It broke"}\n\n', null],
+  ["a bare one", "id: 2\nevent: error\ndata: It broke\n\n", null],
+]) {
+  test(`an error event, ${form}, is given and then thrown`, async () => {
+    script = [streamed(words(1, 1) + text, { then: "hold" })];
+    const found = await read(asking());
+    assert.deepEqual([found.ids, found.error.kind, found.error.code], [[1, 2], "failed", code]);
+    assert.equal(found.final, "failed");
+  });
+}
+
+// -- across a reload ---------------------------------------------------------------------------------
+
+test("after a reload the stream goes on where it was", async () => {
+  const storage = new MemoryPlace();
+  script = [streamed(words(1, 3), { then: "hold" })];
+  const first = asking({ key: "k", storage });
+  for await (const { id } of first) if (id === 3) break;
+  assert.equal(first.status.state, "closed");
+  const rest = streamed(words(4, 4) + event(5, "[DONE]"), { headers: { "X-Last-Event-Id": "4" } });
+  script = [rest];
+  const second = ResumableStream.restore({ key: "k", storage, headers: { Authorization: "k" }, retry: QUICK });
+  const found = await read(second);
+  assert.deepEqual([found.error, found.ids], [null, [4, 5]]);
+  assert.deepEqual(
+    found.events.map(({ replayed }) => replayed),
+    [true, false],
+  );
+  const { method, url, headers } = asked[1];
+  assert.deepEqual([method, url, headers["last-event-id"]], ["GET", `/v1/streams/${ID}`, "3"]);
+  assert.deepEqual([headers["x-resume-token"], headers.authorization], ["token-1", "k"]);
+});
+
+test("after a reload all of it can be had once more, the end included", async () => {
+  const storage = new MemoryPlace();
+  script = [streamed(words(1, 2) + event(3, "[DONE]"))];
+  await read(asking({ key: "k", storage }));
+  assert.equal(ResumableStream.restore({ key: "k", storage }), null);
+  assert.equal(ResumableStream.restore({ key: "k", storage, from: 3 }), null);
+  script = [streamed(words(1, 2) + event(3, "[DONE]"), { headers: { "X-Last-Event-Id": "3" } })];
+  const found = await read(ResumableStream.restore({ key: "k", storage, from: 0 }));
+  assert.deepEqual([found.ids, found.events.every(({ replayed }) => replayed)], [[1, 2, 3], true]);
+  assert.equal(asked[1].headers["last-event-id"], "0");
+});
+
+test("an event counts as read when its reader has done with it", async () => {
+  const storage = new MemoryPlace();
+  script = [streamed(words(1, 2) + event(3, "[DONE]"))];
+  const kept = [];
+  await read(asking({ key: "k", storage }), () => kept.push(JSON.parse(storage.getItem("k")).last));
+  assert.deepEqual([...kept, JSON.parse(storage.getItem("k")).last], [0, 1, 2, 3]);
+});
+
+test("where nothing is kept, or nonsense is, there is nothing to restore", () => {
+  const storage = new MemoryPlace();
+  assert.equal(ResumableStream.restore({ key: "k", storage }), null);
+  for (const nonsense of ["", "{", "[]", "null", '{"id": "x"}', `{"url": "${url}", "id": "x", "token": 3, "last": 1}`]) {
+    storage.setItem("k", nonsense);
+    assert.equal(ResumableStream.restore({ key: "k", storage }), null);
+  }
+  ResumableStream.forget({ key: "k", storage });
+  assert.equal(storage.kept.size, 0);
+});
+
+test("a storage that is not to be had, or full, ends no stream", async () => {
+  const full = () => {
+    throw new Error("QuotaExceededError");
+  };
+  script = [streamed(words(1, 2) + event(3, "[DONE]"))];
+  const found = await read(asking({ key: "k", storage: { getItem: full, setItem: full, removeItem: full } }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3]]);
+  script = [streamed(event(1, "[DONE]"))];
+  assert.equal((await read(asking({ key: "k" }))).error, null); // Node has no sessionStorage
+});
+
+for (const [state, final] of [
+  ["finished", "done"],
+  ["abandoned", "failed"],
+]) {
+  test(`one who comes back when all was read learns that the stream is ${state}`, async () => {
+    script = [
+      streamed(words(1, 2), { then: "break" }),
+      (response) => response.writeHead(204).end(),
+      (response) => response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify({ state })),
+    ];
+    const found = await read(asking());
+    assert.deepEqual([found.ids, found.final], [[1, 2], final]);
+    assert.equal(found.error?.code, final === "failed" ? state : undefined);
+    assert.equal(asked[2].url, `/v1/streams/${ID}/status`);
+    assert.equal(asked[2].headers["x-resume-token"], "token-1");
+  });
+}
+
+// -- ended by the reader -----------------------------------------------------------------------------
+
+test("stop ends the generation and the reading, quietly", async () => {
+  const standing = { stream_id: ID, state: "stopped" };
+  script = [
+    streamed(words(1, 2), { then: "hold" }),
+    (response) => response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify(standing)),
+  ];
+  const stream = asking({ headers: { Authorization: "k" } });
+  let stopped;
+  const found = await read(stream, ({ id }) => {
+    if (id === 2) stopped = stream.stop();
+  });
+  assert.deepEqual([found.error, found.ids, found.final], [null, [1, 2], "stopped"]);
+  assert.deepEqual(await stopped, standing);
+  const { method, url, headers } = asked[1];
+  assert.deepEqual([method, url], ["DELETE", `/v1/streams/${ID}`]);
+  assert.deepEqual([headers["x-resume-token"], headers.authorization], ["token-1", "k"]);
+  assert.equal(await stream.stop(), null);
+});
+
+test("stop works while the connection is away", async () => {
+  script = [
+    streamed(words(1, 1), { then: "break" }),
+    (response) => response.writeHead(200, { "Content-Type": "application/json" }).end('{"state": "stopped"}'),
+  ];
+  const retry = { base: 3_600_000, cap: 3_600_000, total: 7_200_000 };
+  const stream = asking({ retry, random: () => 1 });
+  const reading = read(stream);
+  await until(() => stream.status.state === "reconnecting");
+  assert.equal((await stream.stop()).state, "stopped");
+  assert.deepEqual([(await reading).error, stream.status.state], [null, "stopped"]);
+});
+
+test("a server that does not stop is told of", async () => {
+  script = [streamed(words(1, 1), { then: "hold" }), refused(503, { code: "resume_unavailable" })];
+  const stream = asking();
+  let stopped;
+  const found = await read(stream, () => {
+    stopped = stream.stop();
+    stopped.catch(() => {});
+  });
+  assert.equal(found.error, null);
+  await assert.rejects(stopped, { kind: "refused", status: 503, code: "resume_unavailable" });
+});
+
+test("what is gone already needs no stop", async () => {
+  script = [streamed(words(1, 1), { then: "hold" }), refused(404, {})];
+  const stream = asking();
+  let stopped;
+  await read(stream, () => void (stopped = stream.stop()));
+  assert.equal(await stopped, null);
+});
+
+for (const [how, leave] of [
+  ["close()", (stream) => stream.close()],
+  ["its signal", (_, controller) => controller.abort()],
+]) {
+  test(`${how} only disconnects, and the server sees it`, async () => {
+    let gone = false;
+    const held = async (response) => {
+      response.on("close", () => void (gone = true));
+      await streamed(words(1, 2), { then: "hold" })(response);
+    };
+    script = [held];
+    const controller = new AbortController();
+    const storage = new MemoryPlace();
+    const stream = asking({ signal: controller.signal, key: "k", storage });
+    const reading = read(stream);
+    await until(() => stream.lastEventId === 2);
+    leave(stream, controller);
+    const found = await reading;
+    assert.deepEqual([found.error, found.ids, found.final], [null, [1, 2], "closed"]);
+    await until(() => gone);
+    assert.equal(asked.length, 1);
+    assert.equal(ResumableStream.restore({ key: "k", storage }).lastEventId, 2);
+  });
+}
+
+test("close ends a request that is not answered yet, and a wait", async () => {
+  script = [() => {}];
+  const waiting = asking();
+  const reading = read(waiting);
+  await until(() => asked.length === 1);
+  waiting.close();
+  assert.deepEqual([(await reading).error, waiting.status.state], [null, "closed"]);
+
+  script = [streamed(words(1, 1), { then: "break" })];
+  const away = asking({ retry: { base: 3_600_000, cap: 3_600_000, total: 7_200_000 }, random: () => 1 });
+  const other = read(away);
+  await until(() => away.status.state === "reconnecting");
+  away.close();
+  assert.deepEqual([(await other).error, away.status.state], [null, "closed"]);
+});
+
+test("a loop that is left closes the connection", async () => {
+  let gone = false;
+  script = [
+    async (response) => {
+      response.on("close", () => void (gone = true));
+      await streamed(words(1, 2), { then: "hold" })(response);
+    },
+  ];
+  const stream = asking();
+  for await (const { id } of stream) if (id === 1) break;
+  await until(() => gone);
+  assert.equal(stream.status.state, "closed");
+});
+
+test("a stream whose signal has been given already sends nothing", async () => {
+  const stream = asking({ signal: AbortSignal.abort() });
+  assert.deepEqual([(await read(stream)).error, asked.length, stream.status.state], [null, 0, "closed"]);
+});
