@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 from django.conf import settings
@@ -16,6 +16,7 @@ from continuation.transport import AiohttpTransport
 from continuation.usage import Delivered
 
 _closed: asyncio.AbstractEventLoop | None = None
+_first: list[Callable[[], Coroutine[Any, Any, None]]] = []
 _shared: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
 
@@ -39,8 +40,16 @@ async def open_shared() -> None:
     await shared().__aenter__()
 
 
+def before_closing(first: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Is awaited when the process ends, while downstream can still be reached; named twice it is awaited once."""
+    if first not in _first:
+        _first.append(first)
+
+
 async def close_shared() -> None:
     global _shared, _closed
+    for first in _first:
+        await first()
     _closed = asyncio.get_running_loop()
     if _shared is not None and _shared[0] is asyncio.get_running_loop():
         client, _shared = _shared[1], None

@@ -68,6 +68,7 @@ class Reason(StrEnum):
     LEG2_RESTARTED = "leg2_restarted"
     INTERNAL_ERROR = "internal_error"
     SHUTTING_DOWN = "shutting_down"
+    STOPPED = "stopped"  # by its own client, over the resume endpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from continuation.http import json_error
-from continuation.views import request_id
+from continuation.requests import request_id
 from strategies import cache
 
 logger = logging.getLogger(__name__)

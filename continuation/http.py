@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from django.http import HttpResponse
 
@@ -43,8 +44,8 @@ def with_headers(headers: RawHeaders, new: Mapping[bytes, bytes]) -> RawHeaders:
 
 
 def json_error(
-    status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None
+    status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> HttpResponse:
-    """An error in the form that OpenAI's clients read."""
-    body = json.dumps({"error": {"message": message, "type": kind, "code": code}})
+    """An error in the form that OpenAI's clients read; `more` is told beside its message."""
+    body = json.dumps({"error": {"message": message, "type": kind, "code": code, **more}})
     return HttpResponse(body, status=status, content_type="application/json", headers=headers)

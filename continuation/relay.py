@@ -13,15 +13,15 @@ import httpx
 
 from continuation import audit
 from continuation.client import Readable, Upstream
-from continuation.events import Failure, Outcome, StreamRecord
+from continuation.events import Failure, Outcome, Reason, StreamRecord
 from continuation.failures import describe
 from continuation.render_generate import Refused, ScaleOutMissing
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.sse import comment_line
-from continuation.streams import ends_itself
 
 logger = logging.getLogger(__name__)
 
+Step = Callable[[float], list[Action]]
 OpenContinuation = Callable[[OpenLeg | OpenTokens], Coroutine[Any, Any, Upstream]]
 KEEPALIVE = comment_line("keepalive")
 # Of a refusal so much is read, in at most so long, to be able to say why.
@@ -46,14 +46,14 @@ class Relay:
     def __init__(
         self,
         splice: Splice,
-        upstream: Upstream,
+        upstream: Upstream | None,
         open_continuation: OpenContinuation,
         *,
         keepalive: float,
         silence: float,
     ) -> None:
-        self._splice = splice
-        self._body: Readable | None = upstream.body
+        self.splice = splice
+        self._body: Readable | None = upstream.body if upstream else None
         self._opening: asyncio.Task[Upstream] | None = None
         self._open_continuation = open_continuation
         self._keepalive = keepalive
@@ -61,18 +61,31 @@ class Relay:
         self._silence_logged = False
         self._sent_at = self._heard_at = time.monotonic()
         self._waiting: asyncio.Timeout | None = None
-        self._shutting_down = False
+        self._next_step: Step | None = None
+        self.on_continuation: Callable[[], None] = _nothing  # is told when leg 2 is asked for
+        self.keeps_record = True
 
     def shut_down(self) -> None:
         """End the answer now, as well as it can be ended. At any time, from the loop that it runs on."""
-        self._shutting_down = True
+        self.step(self.splice.shut_down)
+
+    def give_up(self, reason: Reason) -> None:
+        """The same, because nobody wants the rest."""
+        self.step(lambda now: self.splice.given_up(reason, now))
+
+    def break_leg(self) -> None:
+        """As if the connection of the current leg had broken just now."""
+        self.step(lambda now: self.splice.leg_ended(Failure.DISCONNECT, now, "broken on purpose"))
+
+    def step(self, step: Step) -> None:
+        """Let the splice take this step next, whatever it is waiting for."""
+        self._next_step = step
         if self._waiting is not None:
             with suppress(RuntimeError):  # that wait is over
                 self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        splice = self._splice
-        ends_itself(self.shut_down)
+        splice = self.splice
         splice.leg1_opened(time.monotonic())
         try:
             while not splice.ended:
@@ -85,6 +98,7 @@ class Relay:
                             self._heard_at += self._sent_at - sending
                             splice.waited_for_client(self._sent_at - sending)
                         case OpenLeg() | OpenTokens():
+                            self.on_continuation()
                             self._heard_at = time.monotonic()
                             self._opening = asyncio.create_task(
                                 self._open_continuation(action), name=f"continuation of {splice.request_id}"
@@ -94,20 +108,22 @@ class Relay:
         finally:
             splice.client_gone(time.monotonic())
             await self._release()
-            keep(splice.record())
+            if self.keeps_record:
+                keep(splice.record())
 
     async def _next_actions(self) -> list[Action]:
         """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive, the end."""
         try:
-            if self._shutting_down:
-                return self._splice.shut_down(time.monotonic())
+            if (step := self._next_step) is not None:
+                self._next_step = None
+                return step(time.monotonic())
             return await self._wait()
         except Exception:
-            logger.exception("request %s: the relay failed", self._splice.request_id)
-            return self._splice.broke(time.monotonic())
+            logger.exception("request %s: the relay failed", self.splice.request_id)
+            return self.splice.broke(time.monotonic())
 
     async def _wait(self) -> list[Action]:
-        deadline = self._splice.idle_deadline()
+        deadline = self.splice.idle_deadline()
         wake = self._wake_at(deadline)
         seconds = None if wake is None else max(0.0, wake - time.monotonic())
         if self._opening is not None:
@@ -119,7 +135,7 @@ class Relay:
         except TimeoutError:
             return await self._woken(deadline)
         except httpx.HTTPError as trouble:
-            return self._splice.leg_ended(Failure.DISCONNECT, time.monotonic(), describe(trouble))
+            return self.splice.leg_ended(Failure.DISCONNECT, time.monotonic(), describe(trouble))
         except (ScaleOutMissing, Refused) as trouble:
             return self._token_route_failed(trouble)
         return self._heard(read)
@@ -127,29 +143,29 @@ class Relay:
     def _token_route_failed(self, trouble: ScaleOutMissing | Refused) -> list[Action]:
         now = time.monotonic()
         if isinstance(trouble, ScaleOutMissing):
-            return self._splice.scale_out_missing(str(trouble), now)
-        return self._splice.leg2_refused(trouble.status, trouble.body, now)
+            return self.splice.scale_out_missing(str(trouble), now)
+        return self.splice.leg2_refused(trouble.status, trouble.body, now)
 
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
         if not read:
-            return self._splice.leg_ended(Failure.EOF, now)
+            return self.splice.leg_ended(Failure.EOF, now)
         # Comments without end bring nothing new, but there is never a moment of waiting between them.
-        return [*self._splice.received(read, now), *self._splice.idle_expired(now)]
+        return [*self.splice.received(read, now), *self.splice.idle_expired(now)]
 
     def _wake_at(self, deadline: float | None) -> float | None:
         times = [deadline] if deadline is not None else []
-        if self._keepalive and self._splice.phase is not Phase.UNFRAMED:
+        if self._keepalive and self.splice.phase is not Phase.UNFRAMED:
             times.append(self._sent_at + self._keepalive)
-        if self._splice.phase is Phase.LEG2 and not self._silence_logged:
+        if self.splice.phase is Phase.LEG2 and not self._silence_logged:
             times.append(self._heard_at + self._silence)
         return min(times, default=None)
 
     async def _woken(self, deadline: float | None) -> list[Action]:
         """The time has come for something; but if the whole process was held up, bytes may be there by now."""
         await asyncio.sleep(0)
-        if self._shutting_down:
-            return self._splice.shut_down(time.monotonic())
+        if self._next_step is not None:
+            return []  # that comes next
         if self._opening is None and self._body is not None:
             with suppress(httpx.HTTPError, ScaleOutMissing, Refused):  # the next read tells
                 if read := self._body.read_nowait():
@@ -157,18 +173,18 @@ class Relay:
         now = time.monotonic()
         self._log_silence(now)
         if deadline is not None and now >= deadline:
-            return self._splice.idle_expired(now)
+            return self.splice.idle_expired(now)
         if self._keepalive and now >= self._sent_at + self._keepalive:
             return [Send(KEEPALIVE)]
         return []
 
     def _log_silence(self, now: float) -> None:
-        silent = self._splice.phase is Phase.LEG2 and now >= self._heard_at + self._silence
+        silent = self.splice.phase is Phase.LEG2 and now >= self._heard_at + self._silence
         if silent and not self._silence_logged:
             self._silence_logged = True
             logger.warning(
                 "request %s: the continuation has been silent for %.0f s; waiting on",
-                self._splice.request_id,
+                self.splice.request_id,
                 self._silence,
             )
 
@@ -183,20 +199,20 @@ class Relay:
         try:
             upstream = opening.result()
         except httpx.HTTPError as trouble:
-            return self._splice.leg2_unreachable(describe(trouble), now)
+            return self.splice.leg2_unreachable(describe(trouble), now)
         except (ScaleOutMissing, Refused) as trouble:
             return self._token_route_failed(trouble)
         self._body = upstream.body
         if upstream.status == 200 and upstream.is_event_stream and not upstream.is_encoded:
-            self._splice.leg2_opened(upstream.status, now, upstream.delivered)
+            self.splice.leg2_opened(upstream.status, now, upstream.delivered)
             return []
         refusal = await self._beginning(upstream.body)
-        return self._splice.leg2_refused(upstream.status, refusal, time.monotonic())
+        return self.splice.leg2_refused(upstream.status, refusal, time.monotonic())
 
     async def _beginning(self, body: Readable) -> bytes:
         """The first part of a refusal; what cannot be read, or not in time, is left out."""
         read = b""
-        seconds = 0.0 if self._shutting_down else REFUSAL_SECONDS
+        seconds = 0.0 if self._next_step else REFUSAL_SECONDS
         with suppress(TimeoutError, httpx.HTTPError):
             async with asyncio.timeout(seconds) as self._waiting:
                 while len(read) < REFUSAL_BYTES and (more := await body.read()):
@@ -207,7 +223,7 @@ class Relay:
         body, self._body = self._body, None
         if body is None:
             return
-        if self._splice.phase is Phase.DONE:
+        if self.splice.phase is Phase.DONE:
             await _let_end(body)
         await body.aclose()
 
@@ -221,6 +237,10 @@ class Relay:
             opening.cancel()
             with suppress(asyncio.CancelledError, Exception):  # whatever it is, the audit row must be kept
                 await (await opening).body.aclose()
+
+
+def _nothing() -> None:
+    pass
 
 
 def keep(record: StreamRecord | None) -> None:

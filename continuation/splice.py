@@ -207,6 +207,7 @@ class Splice:
         self._reason = Reason.NONE
         self._leg2_status: int | None = None
         self._leg2_message = ""
+        self._taken_over = False
         self._progress_at = now  # what the idle clock counts from
         self._event_at = self._leg1_ended = self._leg2_opened = self._seam_at = None
         self._ended_at: float | None = None
@@ -325,6 +326,40 @@ class Splice:
             return self.leg_ended(Failure.DISCONNECT, now, "the gateway was shut down")
         return self._broken_off(Reason.SHUTTING_DOWN, now)
 
+    def given_up(self, reason: Reason, now: float) -> list[Action]:
+        """Nobody wants the rest of a stream that could be resumed: its client has stopped it, or did not come back."""
+        if self.ended:
+            return []
+        actions = self._broken_off(reason, now)
+        self._outcome = Outcome.CLIENT_GONE
+        return actions
+
+    def taken_over(self, delivered: bytes, now: float, *, whole: bool, continued: bool) -> list[Action]:
+        """Another process has run this stream until it died; `delivered` is what its client has been sent.
+
+        whole: nothing of that is missing. continued: it had asked for leg 2 already, and there is no third.
+        """
+        self._taken_over = True
+        self._shelf = Shelf(self.options.buffer_limit, wanted=False)  # what was delivered is held by nobody
+        for event in self._decoder.feed(delivered):
+            failure, _ = self._read_along(event, now)
+            if failure:  # is delivered only as the failed ending
+                self._outcome, self._failure = Outcome.FAILED, failure
+                self._end(Phase.FAILED, now)
+                return []
+            if self._leg1.finish and event.data == DONE:
+                self._end(Phase.DONE, now)
+                return []
+        self._failure_detail = "the gateway process that ran the stream is gone"
+        self._leg1.unreadable = self._leg1.unreadable or not whole
+        if continued and not self._leg1.finish:
+            self._failure, self._leg1_ended = Failure.DISCONNECT, now
+            self._weigh()
+            self._enter(Phase.DECIDING)
+            self._verdict = Verdict(Decision.CONTINUE, route=Route.NONE)
+            return self._failed(Reason.LEG2_BROKEN, now)
+        return self._fail(Failure.DISCONNECT, now)
+
     def _broken_off(self, reason: Reason, now: float) -> list[Action]:
         """The failed ending from any phase, without a look at what the engine said."""
         self._held = None
@@ -333,7 +368,7 @@ class Splice:
         self._shelf2.drop()
         self._outcome, self._reason = Outcome.FAILED, reason
         self.phase, self._ended_at = Phase.FAILED, now
-        return [CloseLeg(), Send(unfinished + _interrupted(None, reason, reason))]
+        return [CloseLeg(), Send(unfinished + interrupted_event(None, reason, reason))]
 
     @property
     def _finish_sent(self) -> bool:
@@ -784,7 +819,7 @@ class Splice:
         refused = (
             self._verdict is not None and self._verdict.decision is Decision.REFUSE and self._leg1.events
         )
-        return _interrupted(failure, reason, reason if refused or reason in OWN_CODES else failure)
+        return interrupted_event(failure, reason, reason if refused or reason in OWN_CODES else failure)
 
     def _final_usage(self) -> bytes:
         return event_of(chunk_like(self._leg1, choices=[], usage=self._joined(self._leg2_counts())))
@@ -865,6 +900,7 @@ class Splice:
             partial_text=partial.reasoning + partial.content if self.options.store_text else "",
             continued_text=self._continued_text() if self.options.store_text else "",
             extra={"failure_detail": first_line(self._failure_detail, self._conversation())}
+            | ({"taken_over": True} if self._taken_over else {})
             | self._ids_note()
             | self._shelf.note("leg1")
             | self._shelf2.note("leg2"),
@@ -909,7 +945,7 @@ def _is_cut(event: Event) -> bool:
     return False
 
 
-def _interrupted(failure: Failure | None, reason: Reason, code: Failure | Reason) -> bytes:
+def interrupted_event(failure: Failure | None, reason: Reason, code: Failure | Reason) -> bytes:
     message = failed_message(failure, reason)
     return event_of({"error": {"message": message, "type": "stream_interrupted", "code": str(code)}})
 

@@ -4,6 +4,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
 from continuation import health, views
+from continuation.resume import views as resume
 
 
 def _reserved(request: HttpRequest, *args: str) -> HttpResponse:
@@ -13,7 +14,10 @@ def _reserved(request: HttpRequest, *args: str) -> HttpResponse:
 urlpatterns = [
     path("health", health.health),
     path("ready", health.ready),
-    re_path(r"^(metrics$|v1/streams/)", _reserved),
+    re_path(r"^metrics$", _reserved),
+    path("v1/streams/<str:stream_id>", resume.stream),
+    path("v1/streams/<str:stream_id>/status", resume.status),
+    re_path(r"^v1/streams/", resume.nothing),
     path("v1/chat/completions", views.chat_completions),
     re_path(r"", views.proxy),
 ]

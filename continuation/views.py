@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from types import MappingProxyType
 
 import httpx
 from django.conf import settings
@@ -17,21 +15,22 @@ from django.http.response import HttpResponseBase
 
 from continuation.client import Upstream, open_upstream
 from continuation.failures import describe, status_for
+from continuation.guard import MB, Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders, end_to_end, json_error, with_headers
-from continuation.plan import Choice, Guarded, PassReason, Passthrough, plan
-from continuation.relay import Relay, keep
-from continuation.render_generate import open_tokens
-from continuation.splice import OpenLeg, OpenTokens, Options, Splice
-from continuation.streams import RelayResponse, break_off
-from continuation.usage import Estimator
+from continuation.plan import Guarded, PassReason, Passthrough, plan
+from continuation.relay import keep
+from continuation.requests import body_size, headers_of, request_id, scope_of, target_of
+from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
+from continuation.resume.views import resume
+from continuation.streams import RelayResponse, break_off, ends_itself
 from strategies import cache
 
 logger = logging.getLogger(__name__)
 
-MB = 2**20
 PIECE_BYTES = 2**16
 # A body above this is read and rewritten in a thread: it would hold up the other streams.
 PARSE_INLINE_BYTES = 2**18
+NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 # type, code and message by status
 UNDELIVERED = {
     400: ("invalid_request_error", "invalid_header", "A header of the request holds a control character."),
@@ -51,17 +50,17 @@ UNDELIVERED = {
 async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     if request.method != "POST" or settings.GATEWAY_ROLE == "admin":
         return await proxy(request)
-    size = _body_size(request)
+    if settings.RESUME_MODE != "off" and "X-Resume-Token" in request.headers:
+        return await resume(request)
+    size = body_size(request)
     if size > settings.MAX_REQUEST_BODY_MB * MB:
         return _too_large(request)
-    choice = Choice(
-        settings.CONTINUATION_MODEL, settings.CONTINUATION_ENGINE, int(settings.MAX_CONTINUATION_BODY_MB * MB)
-    )
-    if size > choice.largest_body:
+    configured = choice()
+    if size > configured.largest_body:
         return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
     body = request.read()
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
-    arguments = (body, opted_out, cache.current(), choice)
+    arguments = (body, opted_out, cache.current(), configured)
     planned = await asyncio.to_thread(plan, *arguments) if size > PARSE_INLINE_BYTES else plan(*arguments)
     if isinstance(planned, Passthrough):
         return await _pass_through(request, planned, body)
@@ -70,12 +69,12 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
 
 async def proxy(request: HttpRequest) -> HttpResponseBase:
     """Any other path or method."""
-    if not _is_passed_through(request.path) or not _target(request).startswith(b"/"):
+    if not _is_passed_through(request.path) or not target_of(request).startswith(b"/"):
         return not_found(request)
     if request.method == "CONNECT":
         headers = {"X-Request-Id": request_id(request)}
         return json_error(405, "This is no tunnel.", "invalid_request_error", "method_not_allowed", headers)
-    if _body_size(request) > settings.MAX_REQUEST_BODY_MB * MB:
+    if body_size(request) > settings.MAX_REQUEST_BODY_MB * MB:
         return _too_large(request)
     return await _pass_through(request)
 
@@ -85,13 +84,6 @@ def not_found(request: HttpRequest) -> HttpResponse:
     return json_error(
         404, message, "invalid_request_error", "not_found", {"X-Request-Id": request_id(request)}
     )
-
-
-def request_id(request: HttpRequest) -> str:
-    """The client's X-Request-Id, or a new one that stays with the request."""
-    found: str = request.META.get("HTTP_X_REQUEST_ID") or uuid.uuid4().hex
-    request.META["HTTP_X_REQUEST_ID"] = found
-    return found
 
 
 def _is_passed_through(path: str) -> bool:
@@ -104,44 +96,46 @@ def _is_passed_through(path: str) -> bool:
 
 
 async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
-    splice = Splice(planned, _options(), request_id(request), datetime.now(UTC), time.monotonic())
-    rewritten = (b"content-length",) if planned.carries_ids else ()
-    headers = with_headers(_request_headers(request, *rewritten), {b"accept-encoding": b"identity"})
+    origin = Origin(request_id(request), target_of(request), headers_of(request))
+    splice = splice_for(planned, origin.request_id)
+    beginning = Beginning.of(request, origin, planned)
     try:
         body = await _leg1_body(planned)
-        upstream = await open_upstream(settings.DOWNSTREAM_URL, "POST", _target(request), headers, body)
+        headers = origin.leg1_headers
+        if planned.carries_ids:
+            headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+        upstream = await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, headers, body)
     except httpx.HTTPError as trouble:
+        await beginning.give_up()
         return _undelivered(request, trouble, "guarded")
     except asyncio.CancelledError:
+        beginning.cancel()
         splice.client_gone(time.monotonic())
         keep(splice.record())
         raise
     if upstream.status != 200 or not upstream.is_event_stream:
+        await beginning.give_up()
         return _as_it_is(request, upstream, "guarded")
     if upstream.is_encoded:
+        await beginning.give_up()
         return _as_it_is(request, upstream, _passed(PassReason.CONTENT_ENCODED))
-
-    async def post(path: str, body: bytes) -> Upstream:
-        continued = _continuation_headers(request)
-        return await open_upstream(settings.CONTINUATION_URL, "POST", path.encode(), continued, body)
-
-    async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
-        if isinstance(action, OpenTokens):
-            return await open_tokens(action, settings.CONTINUATION_URL, post, settings.DERENDER_BATCH_CHUNKS)
-        return await post(_target(request).decode("latin-1"), action.body)
-
-    relay = Relay(
-        splice,
-        upstream,
-        open_continuation,
-        keepalive=settings.KEEPALIVE_SECONDS,
-        silence=settings.STALL_IDLE_TIMEOUT_SECONDS,
-    )
     stream_headers = with_headers(
         _answer_headers(request, upstream, "guarded", b"content-length"),
         {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"},
     )
-    return RelayResponse(relay.pieces(), upstream.status, stream_headers)
+    try:
+        started = await beginning.start(splice, upstream)
+    except asyncio.CancelledError:
+        upstream.body.close()
+        beginning.cancel()
+        splice.client_gone(time.monotonic())
+        keep(splice.record())
+        raise
+    if started is not None:
+        return RelayResponse(started.pieces, upstream.status, with_headers(stream_headers, started.headers))
+    relay = relay_for(splice, origin, upstream, settings.KEEPALIVE_SECONDS)
+    ends_itself(relay.shut_down)
+    return RelayResponse(relay.pieces(), upstream.status, with_headers(stream_headers, beginning.refusal))
 
 
 async def _leg1_body(planned: Guarded) -> bytes:
@@ -154,20 +148,23 @@ async def _pass_through(
     request: HttpRequest, planned: Passthrough | None = None, body: bytes | None = None
 ) -> HttpResponseBase:
     note = _passed(planned.reason) if planned else ""
-    headers = _request_headers(request)
-    has_body = any(name.lower() == b"content-length" for name, _ in headers) or _body_size(request)
+    headers = headers_of(request)
+    has_body = any(name.lower() == b"content-length" for name, _ in headers) or body_size(request)
     content = (body if body is not None else _body_pieces(request)) if has_body else None
     try:
         upstream = await open_upstream(
-            settings.DOWNSTREAM_URL, request.method or "GET", _target(request), headers, content
+            settings.DOWNSTREAM_URL, request.method or "GET", target_of(request), headers, content
         )
     except httpx.HTTPError as trouble:
         return _undelivered(request, trouble, note)
-    return _as_it_is(request, upstream, note)
+    refusal = UNAVAILABLE if planned and is_asked_for(request) else {}
+    return _as_it_is(request, upstream, note, refusal)
 
 
-def _as_it_is(request: HttpRequest, upstream: Upstream, note: str) -> HttpResponseBase:
-    headers = _answer_headers(request, upstream, note)
+def _as_it_is(
+    request: HttpRequest, upstream: Upstream, note: str, more: Mapping[bytes, bytes] = NO_HEADERS
+) -> HttpResponseBase:
+    headers = with_headers(_answer_headers(request, upstream, note), more)
     return RelayResponse(_untouched(request, upstream), upstream.status, headers)
 
 
@@ -179,7 +176,7 @@ async def _untouched(request: HttpRequest, upstream: Upstream) -> AsyncGenerator
         logger.warning(
             "request %s: a passed-through answer broke off: %s", request_id(request), describe(trouble)
         )
-        await break_off(getattr(request, "scope", {}))
+        await break_off(scope_of(request))
     finally:
         upstream.body.close()
 
@@ -194,7 +191,7 @@ def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> H
 
 def _too_large(request: HttpRequest) -> HttpResponse:
     message = f"The request body is larger than {settings.MAX_REQUEST_BODY_MB:g} MB."
-    logger.warning("request %s: request_too_large: %d bytes", request_id(request), _body_size(request))
+    logger.warning("request %s: request_too_large: %d bytes", request_id(request), body_size(request))
     headers = {"X-Request-Id": request_id(request)}
     return json_error(413, message, "invalid_request_error", "request_too_large", headers)
 
@@ -203,59 +200,11 @@ def _passed(reason: PassReason) -> str:
     return f"passthrough; reason={reason}"
 
 
-def _options() -> Options:
-    return Options(
-        enabled=settings.CONTINUATION_ENABLED,
-        idle_timeout=settings.STALL_IDLE_TIMEOUT_SECONDS,
-        estimator=Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
-        partial_limit=max(1, int(settings.MAX_CONTINUATION_BODY_MB * MB)),
-        store_text=settings.AUDIT_STORE_TEXT,
-        buffer_tool_calls=settings.BUFFER_TOOL_CALLS,
-        buffer_limit=settings.BUFFER_TOOL_CALLS_MAX_BYTES,
-    )
-
-
-def _target(request: HttpRequest) -> bytes:
-    """Path and query exactly as the client sent them."""
-    scope = getattr(request, "scope", {})
-    path: bytes = scope.get("raw_path") or request.path.encode()
-    query: bytes = scope.get("query_string", b"")
-    return path + (b"?" + query if query else b"")
-
-
-def _request_headers(request: HttpRequest, *dropped: bytes) -> RawHeaders:
-    """As the client sent them. Host is downstream's own; the server has already answered any Expect."""
-    return end_to_end(getattr(request, "scope", {}).get("headers", []), b"host", b"expect", *dropped)
-
-
-def _continuation_headers(request: HttpRequest) -> RawHeaders:
-    """The engine may still hold leg 1 under the client's request id, so leg 2 has one of its own."""
-    new = {
-        b"accept-encoding": b"identity",
-        b"content-type": b"application/json",
-        b"x-request-id": f"{request_id(request)}-leg2".encode("latin-1", "replace"),
-    }
-    if settings.CONTINUATION_API_KEY:
-        new[b"authorization"] = b"Bearer " + settings.CONTINUATION_API_KEY.encode()
-    return with_headers(_request_headers(request, b"content-length"), new)
-
-
 def _answer_headers(request: HttpRequest, upstream: Upstream, note: str, *dropped: bytes) -> RawHeaders:
     ours = {b"x-request-id": request_id(request).encode("latin-1", "replace")}
     if note:
         ours[b"x-continuation"] = note.encode()
     return with_headers(end_to_end(upstream.headers, *dropped), ours)
-
-
-def _body_size(request: HttpRequest) -> int:
-    """Bytes of the body, which the server has received whole; Django keeps a large one on disk."""
-    stream = request._stream
-    if not hasattr(stream, "seek"):
-        return int(request.META.get("CONTENT_LENGTH") or 0)
-    at = stream.tell()
-    size: int = stream.seek(0, os.SEEK_END)
-    stream.seek(at)
-    return size
 
 
 async def _body_pieces(request: HttpRequest) -> AsyncIterator[bytes]:

@@ -44,6 +44,7 @@ _REASONS = {
     Reason.LEG2_RESTARTED: "the continuation started over",
     Reason.INTERNAL_ERROR: "the gateway met an unexpected error",
     Reason.SHUTTING_DOWN: "the gateway is shutting down",
+    Reason.STOPPED: "it was stopped on request",
 }
 
 

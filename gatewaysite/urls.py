@@ -10,6 +10,7 @@ from django.views import defaults
 
 from continuation import views
 from continuation.http import json_error
+from continuation.requests import request_id
 from gatewaysite import SITE_PREFIXES
 from gatewaysite.static import static_file
 
@@ -25,7 +26,7 @@ def _own_error(page: Callable[..., HttpResponse], status: int, code: str) -> Cal
         if request.path.startswith(SITE_PREFIXES):
             return page(request, *args, **kwargs)
         message = "The gateway cannot answer this request."
-        headers = {"X-Request-Id": views.request_id(request)}
+        headers = {"X-Request-Id": request_id(request)}
         return json_error(status, message, "invalid_request_error", code, headers)
 
     return handler

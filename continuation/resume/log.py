@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from continuation.resume.hot import HotLog
 
 # A reader is given so many bytes at a time, or one entry if that is larger.
 PIECE_BYTES = 2**16
@@ -125,8 +128,13 @@ class Writer(Protocol):
     def stream_id(self) -> str: ...
 
     @property
-    def log(self) -> Log:
+    def log(self) -> HotLog:
         """What readers in this process read."""
+        ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process could go on with the stream, if this one handed it over now."""
         ...
 
     def append(self, entries: Sequence[Entry]) -> None:

@@ -19,6 +19,10 @@ class MemoryWriter:
     def stream_id(self) -> str:
         return self.log.stream_id
 
+    @property
+    def is_shared(self) -> bool:
+        return False
+
     def append(self, entries: Sequence[Entry]) -> None:
         self.log.append(entries)
 

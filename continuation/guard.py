@@ -1,0 +1,82 @@
+"""A guarded request with all that its relay needs, be it the client's own or rebuilt by another process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.conf import settings
+
+from continuation.client import Upstream, open_upstream
+from continuation.http import RawHeaders, with_headers
+from continuation.plan import Choice, Guarded
+from continuation.relay import Relay
+from continuation.render_generate import open_tokens
+from continuation.splice import OpenLeg, OpenTokens, Options, Splice
+from continuation.usage import Estimator
+
+MB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The client's request but for its body. target: path and query; headers: end to end, as the client sent them."""
+
+    request_id: str
+    target: bytes
+    headers: RawHeaders
+
+    @property
+    def leg1_headers(self) -> RawHeaders:
+        return with_headers(self.headers, {b"accept-encoding": b"identity"})
+
+    @property
+    def leg2_headers(self) -> RawHeaders:
+        """The engine may still hold leg 1 under the client's request id, so leg 2 has one of its own."""
+        new = {
+            b"accept-encoding": b"identity",
+            b"content-type": b"application/json",
+            b"x-request-id": f"{self.request_id}-leg2".encode("latin-1", "replace"),
+        }
+        if settings.CONTINUATION_API_KEY:
+            new[b"authorization"] = b"Bearer " + settings.CONTINUATION_API_KEY.encode()
+        kept = [(name, value) for name, value in self.headers if name.lower() != b"content-length"]
+        return with_headers(kept, new)
+
+
+def choice() -> Choice:
+    largest = int(settings.MAX_CONTINUATION_BODY_MB * MB)
+    return Choice(settings.CONTINUATION_MODEL, settings.CONTINUATION_ENGINE, largest)
+
+
+def options() -> Options:
+    return Options(
+        enabled=settings.CONTINUATION_ENABLED,
+        idle_timeout=settings.STALL_IDLE_TIMEOUT_SECONDS,
+        estimator=Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
+        partial_limit=max(1, int(settings.MAX_CONTINUATION_BODY_MB * MB)),
+        store_text=settings.AUDIT_STORE_TEXT,
+        buffer_tool_calls=settings.BUFFER_TOOL_CALLS,
+        buffer_limit=settings.BUFFER_TOOL_CALLS_MAX_BYTES,
+    )
+
+
+def splice_for(planned: Guarded, request_id: str) -> Splice:
+    return Splice(planned, options(), request_id, datetime.now(UTC), time.monotonic())
+
+
+def relay_for(splice: Splice, origin: Origin, upstream: Upstream | None, keepalive: float) -> Relay:
+    """upstream: leg 1's answer; None where there is only leg 2 to come. keepalive: see Relay."""
+
+    async def post(path: str, body: bytes) -> Upstream:
+        url = settings.CONTINUATION_URL
+        return await open_upstream(url, "POST", path.encode(), origin.leg2_headers, body)
+
+    async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
+        if isinstance(action, OpenTokens):
+            return await open_tokens(action, settings.CONTINUATION_URL, post, settings.DERENDER_BATCH_CHUNKS)
+        return await post(origin.target.decode("latin-1"), action.body)
+
+    silence = settings.STALL_IDLE_TIMEOUT_SECONDS
+    return Relay(splice, upstream, open_continuation, keepalive=keepalive, silence=silence)

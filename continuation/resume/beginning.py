@@ -1,0 +1,86 @@
+"""How a stream becomes resumable, or does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from django.conf import settings
+from django.http import HttpRequest
+
+from continuation.client import Upstream
+from continuation.guard import Origin, relay_for
+from continuation.plan import Guarded
+from continuation.resume import generation, stores, tokens
+from continuation.resume.log import START, Writer
+from continuation.resume.readers import names, reading_for, says
+from continuation.resume.takeover import packed
+from continuation.splice import Splice
+
+# A new stream waits no longer than this for its store; downstream is asked meanwhile.
+PATIENCE = 0.02
+UNAVAILABLE = {b"x-resume": b"unavailable"}
+
+
+def is_asked_for(request: HttpRequest) -> bool:
+    """Whether the client itself says that it could come back."""
+    return settings.RESUME_MODE != "off" and says(request, "X-Resumable")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A stream that can be resumed, and what its first reader gets."""
+
+    pieces: AsyncGenerator[bytes, None]
+    headers: dict[bytes, bytes]
+
+
+@dataclass(slots=True)
+class Beginning:
+    """A log is begun while downstream is asked, so that neither waits for the other. refusal: headers that say that
+    a stream cannot be resumed, to a client that has asked."""
+
+    request: HttpRequest
+    origin: Origin
+    refusal: dict[bytes, bytes] = field(default_factory=dict)
+    task: asyncio.Task[Writer | None] | None = None
+
+    @classmethod
+    def of(cls, request: HttpRequest, origin: Origin, planned: Guarded) -> Beginning:
+        asked = is_asked_for(request)
+        beginning = cls(request, origin, UNAVAILABLE if asked else {})
+        if asked or settings.RESUME_MODE == "always":
+            opening = stores.current().begin(tokens.new_stream_id(), packed(origin, planned.body), PATIENCE)
+            beginning.task = asyncio.create_task(opening, name=f"log of {origin.request_id}")
+        return beginning
+
+    async def start(self, splice: Splice, upstream: Upstream) -> Started | None:
+        """None if the stream cannot be resumed, and is the caller's to run."""
+        writer = await self._writer()
+        if writer is None:
+            return None
+        generation.start(relay_for(splice, self.origin, upstream, keepalive=0), writer, stores.current())
+        reading = reading_for(self.request, writer.stream_id, writer.log, START)
+        return Started(reading.pieces(), names(self.request, writer.stream_id))
+
+    async def give_up(self) -> None:
+        """There is no stream."""
+        self.refusal = {}
+        if (writer := await self._writer()) is not None:
+            writer.discard()
+
+    def cancel(self) -> None:
+        """The same, without waiting."""
+        if self.task is not None:
+            self.task.add_done_callback(_discard)
+
+    async def _writer(self) -> Writer | None:
+        return await self.task if self.task is not None else None
+
+
+def _discard(task: asyncio.Task[Writer | None]) -> None:
+    with suppress(asyncio.CancelledError):
+        if (writer := task.result()) is not None:
+            writer.discard()

@@ -1,0 +1,207 @@
+"""Generations: relays that run to their end whether or not a client is there, and write into a log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+
+from django.conf import settings
+
+from continuation.events import Reason
+from continuation.relay import Relay
+from continuation.resume.log import State, Store, Writer
+from continuation.resume.numbering import Numbering
+from continuation.splice import Phase
+
+logger = logging.getLogger(__name__)
+
+# The process ends: a generation gets so long to end, and its log to be written.
+ENDING_SECONDS = 2.0
+
+# By stream id. A generation is here from its start to its end.
+_running: dict[str, Generation] = {}
+# Told after each end.
+on_end: list[Callable[[], None]] = []
+
+
+class Generation:
+    """One stream's relay, as a task of its own.
+
+    Without a reader it goes on for `grace` seconds; then downstream is released, and the log gets the failed ending.
+    """
+
+    def __init__(self, relay: Relay, writer: Writer, store: Store, *, grace: float, event_limit: int) -> None:
+        self.relay = relay
+        self.writer = writer
+        self.log = writer.log
+        self._store = store
+        self._grace = grace
+        self._numbering = Numbering(event_limit, writer.log.last)
+        self._task: asyncio.Task[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._question: asyncio.Task[None] | None = None
+        self._given_up: State | None = None
+        self._let_go = False
+
+    @property
+    def is_detached(self) -> bool:
+        """Nobody in this process reads it."""
+        return self.log.reader_count == 0
+
+    def start(self) -> None:
+        self.relay.on_continuation = self.writer.leg2_begins
+        self.writer.listen(self.stop, self.let_go)
+        self.log.readers_changed = self._readers_changed
+        name = f"generation of {self.relay.splice.request_id}"
+        self._task = asyncio.create_task(self._run(), name=name)
+        _running[self.writer.stream_id] = self
+        self._readers_changed()
+
+    async def _run(self) -> None:
+        try:
+            async with aclosing(self.relay.pieces()) as pieces:
+                async for piece in pieces:
+                    entries, comments = self._numbering.feed(piece)
+                    self.writer.append(entries)
+                    if comments:
+                        self.writer.aside(comments)
+                    await self.writer.room()
+            self.writer.append(self._numbering.finish())
+        except Exception:
+            logger.exception("request %s: the generation failed", self.relay.splice.request_id)
+        finally:
+            self._over()
+
+    def _over(self) -> None:
+        if not self._let_go:
+            self.writer.end(self._state)
+        self._stop_waiting()
+        self.log.readers_changed = None
+        del _running[self.writer.stream_id]
+        for told in on_end:
+            told()
+
+    @property
+    def _state(self) -> State:
+        if self.relay.splice.phase is Phase.DONE:
+            return State.FINISHED
+        return self._given_up or State.FAILED
+
+    # -- ended from outside ------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """On its client's request."""
+        self._give_up(State.STOPPED, Reason.STOPPED)
+
+    def shut_down(self) -> None:
+        """The process ends, and nobody else could go on."""
+        self.relay.shut_down()
+
+    def let_go(self) -> None:
+        """Another process goes on with it: end without another word."""
+        if self._task is not None and not self._let_go:
+            self._let_go, self.relay.keeps_record = True, False
+            self._task.cancel()
+
+    def hand_over(self) -> None:
+        """Let another process go on with it."""
+        self.let_go()
+        self.writer.hand_over()
+
+    def _give_up(self, state: State, reason: Reason) -> None:
+        if self._given_up is None and not self.relay.splice.ended:
+            self._given_up = state
+            self.relay.give_up(reason)
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    # -- the grace ---------------------------------------------------------------------------------
+
+    def _readers_changed(self) -> None:
+        self._stop_waiting()
+        if self.is_detached:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(self._grace, self._grace_is_over)
+
+    def _stop_waiting(self) -> None:
+        patience, self._patience = self._patience, None
+        if patience is not None:
+            patience.cancel()
+        question, self._question = self._question, None
+        if question is not None:
+            question.cancel()
+
+    def _grace_is_over(self) -> None:
+        self._question = asyncio.create_task(
+            self._give_up_unless_read(), name=f"grace of {self.relay.splice.request_id}"
+        )
+
+    async def _give_up_unless_read(self) -> None:
+        elsewhere = await self._store.readers_elsewhere(self.writer.stream_id)
+        self._question = None
+        if elsewhere:
+            self._readers_changed()
+        else:
+            self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
+
+
+def start(relay: Relay, writer: Writer, store: Store) -> None:
+    """From now on the stream runs, whoever reads it."""
+    grace, limit = settings.RESUME_GRACE_SECONDS, relay.splice.options.event_limit
+    Generation(relay, writer, store, grace=grace, event_limit=limit).start()
+
+
+def running() -> int:
+    return len(_running)
+
+
+def detached() -> int:
+    """How many run although nobody in this process reads them."""
+    return sum(generation.is_detached for generation in _running.values())
+
+
+def find(stream_id: str) -> Generation | None:
+    """If it runs in this process."""
+    return _running.get(stream_id)
+
+
+def readers(stream_id: str) -> int:
+    """Those in this process; what others read of a stream that runs here is not counted."""
+    generation = _running.get(stream_id)
+    return generation.log.reader_count if generation else 0
+
+
+def break_leg(stream_id: str) -> bool:
+    """Break the current leg of a stream as if its engine had died; False if it does not run in this process."""
+    generation = _running.get(stream_id)
+    if generation is None or generation.relay.splice.ended:
+        return False
+    generation.relay.break_leg()
+    return True
+
+
+def shut_down(stream_id: str) -> bool:
+    """The process ends, and waits for this stream no longer: another one goes on with it, if there is any, else it
+    gets the failed ending. Whether its readers see an ending here."""
+    generation = _running.get(stream_id)
+    if generation is None:
+        return False
+    if generation.writer.is_shared:
+        generation.hand_over()
+        return False
+    generation.shut_down()
+    return True
+
+
+async def put_away() -> None:
+    """What is left when the process ends."""
+    for stream_id in list(_running):
+        shut_down(stream_id)
+    left = [generation.ended() for generation in _running.values()]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ENDING_SECONDS):
+            await asyncio.gather(*left)

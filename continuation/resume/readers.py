@@ -1,0 +1,51 @@
+"""A request for a stream's events, be it the one that began the stream or one that comes back."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.http import HttpRequest
+
+from continuation.requests import headers_of, request_id, scope_of
+from continuation.resume import generation, stores, takeover, tokens
+from continuation.resume.log import Cursor, Log
+from continuation.resume.reading import Asked, Reading
+from continuation.streams import ends_itself
+
+TRUE = ("1", "true", "yes", "on")
+
+
+def says(request: HttpRequest, header: str) -> bool:
+    return request.headers.get(header, "").strip().lower() in TRUE
+
+
+def authorization(request: HttpRequest) -> str:
+    return request.headers.get("Authorization", "")
+
+
+def names(request: HttpRequest, stream_id: str) -> dict[bytes, bytes]:
+    """The headers with which the stream can be found again."""
+    token = tokens.issue(stream_id, authorization(request))
+    return {b"x-stream-id": stream_id.encode(), b"x-resume-token": token.encode()}
+
+
+def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) -> Reading:
+    """A reader, who is told when the server waits no longer."""
+    caller, headers, store = authorization(request), headers_of(request), stores.current()
+    asked = Asked(
+        request_id=request_id(request),
+        cursor=cursor,
+        token=lambda position: tokens.issue(stream_id, caller, position),
+        keepalive=settings.KEEPALIVE_SECONDS,
+        checkpoints=settings.RESUME_CHECKPOINT_SECONDS if says(request, "X-Resume-Events") else 0.0,
+        scope=scope_of(request),
+    )
+    reading = Reading(
+        log, asked, lambda: store.find(stream_id), lambda: takeover.take_over(store, stream_id, headers)
+    )
+
+    def shut_down() -> None:
+        if not generation.shut_down(stream_id):
+            reading.leave()
+
+    ends_itself(shut_down)
+    return reading

@@ -1,0 +1,167 @@
+"""What one reader of a stream gets: everything behind its cursor, then what comes, to the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from continuation.chunks import event_of
+from continuation.relay import KEEPALIVE
+from continuation.resume.log import Cursor, Log, Piece, Reader, Standing, State, StoreAway
+from continuation.streams import break_off
+
+logger = logging.getLogger(__name__)
+
+# So often a reader that hears nothing looks whether somebody still writes.
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a reader's request says. checkpoints: seconds between tokens inside the stream, 0 for none.
+    token: makes one for a position. keepalive: seconds between comments while nothing else is sent, 0 for none."""
+
+    request_id: str
+    cursor: Cursor
+    token: Callable[[int], str]
+    keepalive: float
+    checkpoints: float = 0.0
+    scope: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Reading:
+    """Runs one reader.
+
+    find: the log as it is kept now, None if it is not any more. take_over: go on with a stream whose process is gone.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        asked: Asked,
+        find: Callable[[], Awaitable[Log | None]],
+        take_over: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._asked = asked
+        self._find = find
+        self._take_over = take_over
+        self._cursor = asked.cursor
+        self._log = log
+        self._reader: Reader | None = None
+        self._mid_event = False
+        self._leaving = False
+        self._lost_at: Cursor | None = None
+        self._checkpoint = asked.cursor[0]
+        self._sent_at = self._checkpoint_at = self._looked_at = time.monotonic()
+        self.on_event: Callable[[], None] = _nothing  # an event is on its way to the reader
+        self.on_live: Callable[[], None] = _nothing  # all that was there has been sent
+
+    def leave(self) -> None:
+        """The server waits no longer: break off soon, and let the reader come back to another process."""
+        self._leaving = True
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        self._reader = self._log.reader(self._cursor)
+        try:
+            while not self._leaving:
+                piece = await self._reader.read()
+                for data in (self._told(piece), self._due()):
+                    if data:
+                        yield data
+                        self._sent_at = time.monotonic()
+                if piece.ended:
+                    return
+                if piece.lost and not await self._found_again():
+                    yield self._gap()
+                    return
+                if not (piece.entries or piece.lost):
+                    await self._wait()
+        except StoreAway as trouble:
+            logger.warning("request %s: the resume log is away: %s", self._asked.request_id, trouble)
+        finally:
+            await self._reader.aclose()
+        await break_off(self._asked.scope)
+
+    def _told(self, piece: Piece) -> bytes:
+        if piece.entries:
+            self._cursor, self._mid_event = piece.entries[-1].cursor, piece.entries[-1].open
+            self.on_event()
+        if not piece.entries or piece.ended:
+            self.on_live()
+        data = b"".join(entry.data for entry in piece.entries)
+        return data if self._mid_event else data + piece.aside
+
+    def _due(self) -> bytes:
+        """What comes by the clock: a token to come back with, a comment."""
+        if self._mid_event:
+            return b""
+        now = time.monotonic()
+        if self._checkpoint_is_due(now):
+            return self._checkpoint_event(now)
+        return KEEPALIVE if self._keepalive_at <= now else b""
+
+    @property
+    def _keepalive_at(self) -> float:
+        return self._sent_at + self._asked.keepalive if self._asked.keepalive else math.inf
+
+    def _checkpoint_is_due(self, now: float) -> bool:
+        spacing = self._asked.checkpoints
+        return spacing > 0 and self._cursor[0] > self._checkpoint and now >= self._checkpoint_at + spacing
+
+    def _checkpoint_event(self, now: float) -> bytes:
+        self._checkpoint, self._checkpoint_at = self._cursor[0], now
+        said = {"token": self._asked.token(self._checkpoint), "last_event_id": self._checkpoint}
+        return b"event: resume_token\n" + event_of(said)
+
+    async def _wait(self) -> None:
+        assert self._reader
+        now = time.monotonic()
+        look_at = self._looked_at + LOOK_SECONDS
+        checkpoint_at = self._checkpoint_at + self._asked.checkpoints
+        times = [look_at, self._keepalive_at]
+        if self._asked.checkpoints and self._cursor[0] > self._checkpoint:
+            times.append(checkpoint_at)
+        if await self._reader.changed(max(0.0, min(times) - now)):
+            self._looked_at = time.monotonic()
+        elif time.monotonic() >= look_at:
+            self._looked_at = time.monotonic()
+            await self._look()
+
+    async def _look(self) -> None:
+        """Nothing has come for a while: is there anybody who writes?"""
+        standing = await self._log.standing()
+        if standing is not None and standing.state is State.INTERRUPTED:
+            await self._take_over()
+            await self._found_again()
+
+    async def _found_again(self) -> bool:
+        """The log is another process's by now, or this one's."""
+        if self._lost_at == self._cursor:  # and was found again, which has not helped
+            return False
+        self._lost_at = self._cursor
+        found = await self._find()
+        if found is None or (standing := await found.standing()) is None:
+            return False
+        if not can_be_read(standing, self._cursor):
+            return False
+        if self._reader is not None:
+            await self._reader.aclose()
+        self._log, self._reader = found, found.reader(self._cursor)
+        return True
+
+    def _gap(self) -> bytes:
+        message = "The stream was interrupted: its log does not hold the events that come next any more."
+        return event_of({"error": {"message": message, "type": "stream_interrupted", "code": "resume_gap"}})
+
+
+def can_be_read(standing: Standing, cursor: Cursor) -> bool:
+    """Whether everything behind the cursor is still there, and the cursor is a place in this stream."""
+    return standing.first - 1 <= cursor[0] <= standing.last
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,74 @@
+"""Resume tokens: signed with SECRET_KEY, good for one stream and one caller, for a day.
+
+A caller is who sends a certain Authorization header; who sends none is a caller too. What a token says is not secret,
+what it is bound to is a keyed digest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+
+from django.core import signing
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+_SALT = "continuation.resume"
+TOKEN_SECONDS = 24 * 3600
+# Longer ones are no tokens of ours, and are not worth a digest.
+MOST_CHARACTERS = 512
+
+
+class Kind(StrEnum):
+    HEADER = "header"  # of the answer; it says nothing of a position
+    CHECKPOINT = "checkpoint"  # inside the stream
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """position: the event after which it resumes by itself, None if it does not say. expired: too old to be used."""
+
+    stream_id: str
+    position: int | None = None
+    expired: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.HEADER if self.position is None else Kind.CHECKPOINT
+
+
+def new_stream_id() -> str:
+    """128 random bits in hexadecimal."""
+    return secrets.token_hex(16)
+
+
+def issue(stream_id: str, authorization: str, position: int | None = None) -> str:
+    said: dict[str, object] = {"s": stream_id, "c": _caller(authorization)}
+    if position is not None:
+        said["n"] = position
+    return signing.dumps(said, salt=_SALT)
+
+
+def read(text: str, authorization: str) -> Token | None:
+    """None for a token that is not ours, or not this caller's: nobody is told which."""
+    if len(text) > MOST_CHARACTERS:
+        return None
+    try:
+        said = signing.loads(text, salt=_SALT)
+    except signing.BadSignature:
+        return None
+    if not constant_time_compare(said["c"], _caller(authorization)):
+        return None
+    return Token(said["s"], said.get("n"), expired=_is_old(text))
+
+
+def _is_old(text: str) -> bool:
+    try:
+        signing.loads(text, salt=_SALT, max_age=TOKEN_SECONDS)
+    except signing.SignatureExpired:
+        return True
+    return False
+
+
+def _caller(authorization: str) -> str:
+    return salted_hmac(_SALT, authorization, algorithm="sha256").hexdigest()[:32]
