@@ -17,11 +17,14 @@ from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
+from continuation import playground
 from continuation.models import ContinuationEvent
 
 EXPORT_ROWS = 500  # read at a time
 # What a spreadsheet takes for the beginning of a formula, in its wide forms too.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+admin.site.index_template = "admin/continuation/index.html"  # with a link to the playground
 
 
 @admin.register(ContinuationEvent)
@@ -93,7 +96,8 @@ class ContinuationEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[URLPattern]:
         export = self.admin_site.admin_view(self.export_listed)
-        return [path("export/", export, name="continuation_continuationevent_export"), *super().get_urls()]
+        own = [path("export/", export, name="continuation_continuationevent_export"), *playground.urls(self)]
+        return [*own, *super().get_urls()]
 
     def export_listed(self, request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
         """All rows that the list shows with the same query, on all its pages."""
