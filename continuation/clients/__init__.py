@@ -1,0 +1,1 @@
+"""Clients of the gateway that come back to their stream after a dropped connection. They need no Django."""
