@@ -1,17 +1,11 @@
 """System checks of the gateway. Errors stop the start (`gatewaysite.asgi` runs them), warnings are logged."""
 
-import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
-
-# Variables of the full settings table that this version does not act on yet.
-NOT_YET = (
-    "METRICS_TOKEN",
-    "REDIS_URL",
-)
 
 
 @register()
@@ -67,16 +61,68 @@ def tool_calls_are_held_for_a_purpose(**kwargs: Any) -> Sequence[CheckMessage]:
     ]
 
 
-def _is_idle(name: str) -> bool:
-    return name.removesuffix("_FILE") in NOT_YET or name.startswith("RESUME_")
+@register()
+def resuming_has_what_it_needs(**kwargs: Any) -> Sequence[CheckMessage]:
+    """The extra `redis` is imported only where a setting wants it."""
+    if not _resumes():
+        return []
+    wanted = [
+        ("REDIS_URL", "redis", settings.REDIS_URL, "continuation.E003"),
+        ("RESUME_ENCRYPTION_KEYS", "cryptography", settings.RESUME_ENCRYPTION_KEYS, "continuation.E004"),
+    ]
+    return [
+        Error(
+            f"{name} is set, but the package {package} is not installed.",
+            hint="Install it: pip install -e '.[redis]'.",
+            id=identity,
+        )
+        for name, package, value, identity in wanted
+        if value and find_spec(package) is None
+    ]
 
 
 @register()
-def nothing_is_set_in_vain(**kwargs: Any) -> Sequence[CheckMessage]:
-    idle = sorted(name for name, value in os.environ.items() if value and _is_idle(name))
+def redis_can_be_asked_for(**kwargs: Any) -> Sequence[CheckMessage]:
+    """The options of the URL; nothing is connected."""
+    if not settings.REDIS_URL or not _resumes() or find_spec("redis") is None:
+        return []
+    from redis.asyncio.connection import parse_url
+
+    try:
+        parse_url(settings.REDIS_URL)
+    except ValueError as trouble:
+        return [Error(f"REDIS_URL cannot be used: {trouble}", id="continuation.E005")]
+    return []
+
+
+@register()
+def resuming_is_set_for_a_purpose(**kwargs: Any) -> Sequence[CheckMessage]:
+    if settings.RESUME_MODE == "off":
+        idle = [name for name in ("REDIS_URL", "RESUME_ENCRYPTION_KEYS") if getattr(settings, name)]
+        reason = "RESUME_MODE is off"
+    else:
+        idle = (
+            ["RESUME_ENCRYPTION_KEYS"] if settings.RESUME_ENCRYPTION_KEYS and not settings.REDIS_URL else []
+        )
+        reason = "REDIS_URL is not set: only what is kept in Redis is encrypted"
+    return [Warning(f"{name} has no effect while {reason}.", id="continuation.W004") for name in idle]
+
+
+@register()
+def resume_tokens_are_shared(**kwargs: Any) -> Sequence[CheckMessage]:
+    """Without Redis streams end with the process too, so nothing is lost."""
+    if not (settings.REDIS_URL and settings.SECRET_KEY_IS_RANDOM and _resumes()):
+        return []
     return [
         Warning(
-            f"{name} is set, but this version does not support it; it has no effect.", id="continuation.W002"
+            "SECRET_KEY is not set: resume tokens are good in the process alone that issued them, although "
+            "REDIS_URL keeps the streams for all processes.",
+            hint="Set SECRET_KEY, or SECRET_KEY_FILE, to the same long random text for all processes.",
+            id="continuation.W005",
         )
-        for name in idle
     ]
+
+
+def _resumes() -> bool:
+    """An admin alone serves no streams."""
+    return settings.RESUME_MODE != "off" and settings.GATEWAY_ROLE != "admin"

@@ -1,14 +1,16 @@
-"""Is the process alive (`/health`), and can it do its work (`/ready`)?"""
+"""Is the process alive (`/health`), can it do its work (`/ready`), and what has it done (`/metrics`)?"""
 
 import asyncio
 import concurrent.futures
 import logging
+import secrets
 import threading
 
 from django.conf import settings
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
+from continuation import metrics
 from continuation.http import json_error
 from continuation.requests import request_id
 from strategies import cache
@@ -43,6 +45,27 @@ async def ready(request: HttpRequest) -> HttpResponse:
         checks["server"] = "stopping"
     well = all(state == "ok" for state in checks.values())
     return _answer({"status": "ok" if well else "unavailable", "checks": checks}, 200 if well else 503)
+
+
+async def told_metrics(request: HttpRequest) -> HttpResponse:
+    """For Prometheus, in the form that it accepts; 401 without the METRICS_TOKEN, if one is set."""
+    if request.method not in METHODS.split(", "):
+        return _refusal(request)
+    if not _may_read_metrics(request.headers.get("Authorization", "")):
+        message = "The metrics are for those who send the METRICS_TOKEN as a bearer token."
+        headers = {"WWW-Authenticate": 'Bearer realm="metrics"', "X-Request-Id": request_id(request)}
+        return _with_length(json_error(401, message, "invalid_request_error", "unauthorized", headers))
+    body, content_type = await asyncio.to_thread(metrics.told, request.headers.get("Accept", ""))
+    no_store = {"Cache-Control": "no-store"}
+    return _with_length(HttpResponse(body, content_type=content_type, headers=no_store))
+
+
+def _may_read_metrics(authorization: str) -> bool:
+    scheme, _, token = authorization.partition(" ")
+    if not settings.METRICS_TOKEN:
+        return True
+    same = secrets.compare_digest(token.strip().encode(), settings.METRICS_TOKEN.encode())
+    return same and scheme.lower() == "bearer"
 
 
 async def _database() -> str:

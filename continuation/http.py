@@ -8,6 +8,8 @@ from typing import Any
 
 from django.http import HttpResponse
 
+from continuation import metrics
+
 RawHeaders = list[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
@@ -43,9 +45,26 @@ def with_headers(headers: RawHeaders, new: Mapping[bytes, bytes]) -> RawHeaders:
     return [(name, value) for name, value in headers if name.lower() not in new] + list(new.items())
 
 
+def with_own(headers: RawHeaders, own: Mapping[str, str]) -> RawHeaders:
+    """Downstream's `headers` with what middleware has added, which is CORS alone.
+
+    So the gateway speaks of origins, and downstream does not: its Access-Control-* go, also where nothing takes their
+    place. Vary tells what both vary by.
+    """
+    if not own:
+        return list(headers)
+    kept = [(name, value) for name, value in headers if not name.lower().startswith(b"access-control-")]
+    added = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in own.items()}
+    vary = b",".join([*(value for name, value in kept if name.lower() == b"vary"), added.get(b"vary", b"")])
+    if words := {word.strip().lower(): word.strip() for word in vary.split(b",") if word.strip()}:
+        added[b"vary"] = b", ".join(words.values())
+    return with_headers(kept, added)
+
+
 def json_error(
     status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> HttpResponse:
     """An error in the form that OpenAI's clients read; `more` is told beside its message."""
+    metrics.refused(code)
     body = json.dumps({"error": {"message": message, "type": kind, "code": code, **more}})
     return HttpResponse(body, status=status, content_type="application/json", headers=headers)

@@ -12,7 +12,7 @@ from django.core.signals import request_started
 from django.db import close_old_connections, reset_queries
 from django.http import StreamingHttpResponse
 
-from continuation.http import RawHeaders
+from continuation.http import RawHeaders, with_own
 
 
 class RelayResponse(StreamingHttpResponse):
@@ -26,8 +26,10 @@ class RelayResponse(StreamingHttpResponse):
         self._raw_headers = headers
 
     def items(self) -> Any:
-        """Names may come twice (Set-Cookie), which Django's own mapping cannot hold."""
-        return list(self._raw_headers)
+        """Names may come twice (Set-Cookie), which Django's own mapping cannot hold. That has what middleware added,
+        and a Content-Type which is Django's guess."""
+        own = {name: value for name, value in self.headers.items() if name.lower() != "content-type"}
+        return with_own(self._raw_headers, own)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async with aclosing(self._pieces) as pieces:

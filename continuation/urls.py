@@ -1,20 +1,15 @@
 """The gateway's paths; whatever is not named here is passed through."""
 
-from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
 from continuation import health, views
 from continuation.resume import views as resume
 
 
-def _reserved(request: HttpRequest, *args: str) -> HttpResponse:
-    return views.not_found(request)
-
-
 urlpatterns = [
     path("health", health.health),
     path("ready", health.ready),
-    re_path(r"^metrics$", _reserved),
+    path("metrics", health.told_metrics),
     path("v1/streams/<str:stream_id>", resume.stream),
     path("v1/streams/<str:stream_id>/status", resume.status),
     re_path(r"^v1/streams/", resume.nothing),

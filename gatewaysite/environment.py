@@ -1,6 +1,7 @@
 """Environment variables read strictly: a value that is not understood stops the start and is named."""
 
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -79,6 +80,31 @@ class Environment:
     def database(self, name: str, default: str) -> dict[str, Any]:
         allowed = "a database URL such as sqlite:///path/file.sqlite3 or postgres://user:password@host/name"
         return self._read(name, None, _database, allowed, secret=True) or _database(default)
+
+    def redis(self, name: str) -> str:
+        """A Redis URL, or empty."""
+        allowed = (
+            "a Redis URL such as redis://:password@host:6379/0, rediss://host or unix:///path/redis.sock"
+        )
+        return self._read(name, "", _redis_url, allowed, secret=True)
+
+    def keys(self, name: str) -> list[str]:
+        """Comma-separated Fernet keys."""
+        allowed = "comma-separated keys of 32 bytes each, in url-safe base64: 44 characters, the last one ="
+        return self._read(name, [], _fernet_keys, allowed, secret=True)
+
+    def bearer(self, name: str) -> str:
+        """What may stand behind `Bearer` in an Authorization header."""
+        allowed = "letters, digits and any of . _ ~ + / - with any = at the end"
+        return self._read(name, "", _bearer_token, allowed, secret=True)
+
+    def origins(self, name: str) -> list[str]:
+        """Comma-separated origins as browsers write them, or `*` alone."""
+        allowed = "* or comma-separated origins such as https://app.example.org:8443, without path"
+        return self._read(name, [], _origins, allowed)
+
+    def directory(self, name: str) -> str:
+        return self._read(name, "", _directory, "a directory that exists and can be written to")
 
     def stop_if_wrong(self) -> None:
         """Raise ImproperlyConfigured with one line for each wrong variable."""
@@ -159,3 +185,59 @@ def _prefixes(raw: str) -> list[str]:
     if not words or any(word != "*" and not word.startswith("/") for word in words):
         raise ValueError(raw)
     return words
+
+
+def _redis_url(raw: str) -> str:
+    url = raw.strip()
+    parts = urlsplit(url)
+    if re.search(r"[\s#]", url):
+        raise ValueError("not a URL")
+    if parts.scheme == "unix":
+        right = parts.path not in ("", "/")
+    else:
+        right = bool(parts.hostname) and re.fullmatch(r"/?\d*", parts.path) is not None
+        _ = parts.port  # raises ValueError when it is no number from 0 to 65535
+    if parts.scheme not in ("redis", "rediss", "unix") or not right:
+        raise ValueError("not a Redis URL")
+    return url
+
+
+def _fernet_keys(raw: str) -> list[str]:
+    keys = [key.strip() for key in raw.split(",") if key.strip()]
+    # 32 bytes are 42 characters of six bits, one of four, and the filling
+    if not keys or not all(re.fullmatch(r"[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]=", key) for key in keys):
+        raise ValueError("not Fernet keys")
+    return keys
+
+
+def _bearer_token(raw: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", raw.strip()):
+        raise ValueError("not a token")
+    return raw.strip()
+
+
+def _origins(raw: str) -> list[str]:
+    words = [word.strip().lower() for word in raw.split(",") if word.strip()]
+    if not words:
+        raise ValueError(raw)
+    return words if words == ["*"] else [_origin(word) for word in words]
+
+
+def _origin(word: str) -> str:
+    """Without the port that browsers leave out."""
+    found = re.fullmatch(r"(https?)://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:\d+)?", word)
+    if not found:
+        raise ValueError(word)
+    scheme, host = found.group(1, 2)
+    number = urlsplit(word).port
+    if number in (None, {"http": 80, "https": 443}[scheme]):
+        return f"{scheme}://{host}"
+    if not number:
+        raise ValueError(word)
+    return f"{scheme}://{host}:{number}"
+
+
+def _directory(raw: str) -> str:
+    if not os.path.isdir(raw) or not os.access(raw, os.W_OK | os.X_OK):
+        raise ValueError(raw)
+    return os.path.abspath(raw)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import environ  # type: ignore[import-untyped]
+from corsheaders.defaults import default_headers
 
 from gatewaysite.environment import Environment
 
@@ -39,7 +40,48 @@ GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS = _env.seconds_if_any("GRACEFUL_SHUTDOWN_TIMEO
 STRATEGY_REFRESH_SECONDS = _env.seconds("STRATEGY_REFRESH_SECONDS", 5, zero=False)
 AUDIT_RETENTION_DAYS = _env.whole("AUDIT_RETENTION_DAYS", 30, least=1)
 AUDIT_STORE_TEXT = _env.boolean("AUDIT_STORE_TEXT", False)
+METRICS_TOKEN = _env.bearer("METRICS_TOKEN")
+PROMETHEUS_MULTIPROC_DIR = _env.directory("PROMETHEUS_MULTIPROC_DIR")
 GATEWAY_ROLE = _env.choice("GATEWAY_ROLE", "all", ["all", "proxy", "admin"])
+
+# -- resuming -------------------------------------------------------------------------------------
+RESUME_MODE = _env.choice("RESUME_MODE", "opt-in", ["off", "opt-in", "always"])
+RESUME_GRACE_SECONDS = _env.seconds("RESUME_GRACE_SECONDS", 120)
+RESUME_TTL_SECONDS = _env.seconds("RESUME_TTL_SECONDS", 300, zero=False)
+RESUME_MAX_EVENTS = _env.whole("RESUME_MAX_EVENTS", 20000, least=1)
+RESUME_MAX_BYTES = _env.whole("RESUME_MAX_BYTES", 4194304, least=1)
+RESUME_MAX_STREAMS = _env.whole("RESUME_MAX_STREAMS", 10000)
+RESUME_MAX_TOTAL_BYTES = _env.whole("RESUME_MAX_TOTAL_BYTES", 268435456)
+RESUME_CHECKPOINT_SECONDS = _env.seconds("RESUME_CHECKPOINT_SECONDS", 5, zero=False)
+RESUME_ENCRYPTION_KEYS = _env.keys("RESUME_ENCRYPTION_KEYS")
+REDIS_URL = _env.redis("REDIS_URL")
+
+# -- browsers of other origins (django-cors-headers) ----------------------------------------------
+CORS_ALLOWED_ORIGINS = _env.origins("CORS_ALLOWED_ORIGINS")
+CORS_ALLOW_ALL_ORIGINS = CORS_ALLOWED_ORIGINS == ["*"]
+if CORS_ALLOW_ALL_ORIGINS:
+    CORS_ALLOWED_ORIGINS = []
+CORS_URLS_REGEX = r"/v1/(chat/completions\Z|streams/)"
+CORS_ALLOW_METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
+CORS_ALLOW_HEADERS = [
+    *default_headers,
+    "cache-control",
+    "last-event-id",
+    "x-continuation",
+    "x-request-id",
+    "x-resumable",
+    "x-resume-events",
+    "x-resume-token",
+]
+CORS_EXPOSE_HEADERS = [
+    "Retry-After",
+    "X-Continuation",
+    "X-Last-Event-Id",
+    "X-Request-Id",
+    "X-Resume",
+    "X-Resume-Token",
+    "X-Stream-Id",
+]
 
 # -- Django --------------------------------------------------------------------------------------
 DEBUG = _env.boolean("DEBUG", False)
@@ -91,6 +133,8 @@ MIDDLEWARE = [
     "gatewaysite.middleware.SiteMessageMiddleware",
     "gatewaysite.middleware.SiteXFrameOptionsMiddleware",
 ]
+if CORS_ALLOWED_ORIGINS or CORS_ALLOW_ALL_ORIGINS:
+    MIDDLEWARE.insert(0, "corsheaders.middleware.CorsMiddleware")
 ROOT_URLCONF = "gatewaysite.urls"
 ASGI_APPLICATION = "gatewaysite.asgi.application"
 TEMPLATES = [

@@ -45,6 +45,7 @@ SETTINGS = (
     "CONTINUATION_ENGINE",
     "CONTINUATION_MODEL",
     "CONTINUATION_URL",
+    "CORS_ALLOWED_ORIGINS",
     "CSRF_TRUSTED_ORIGINS",
     "DATABASE_URL",
     "DEBUG",
@@ -56,8 +57,20 @@ SETTINGS = (
     "LOG_FORMAT",
     "MAX_CONTINUATION_BODY_MB",
     "MAX_REQUEST_BODY_MB",
+    "METRICS_TOKEN",
     "OTHER_CHARS_PER_TOKEN",
     "PASSTHROUGH_PATHS",
+    "PROMETHEUS_MULTIPROC_DIR",
+    "REDIS_URL",
+    "RESUME_CHECKPOINT_SECONDS",
+    "RESUME_ENCRYPTION_KEYS",
+    "RESUME_GRACE_SECONDS",
+    "RESUME_MAX_BYTES",
+    "RESUME_MAX_EVENTS",
+    "RESUME_MAX_STREAMS",
+    "RESUME_MAX_TOTAL_BYTES",
+    "RESUME_MODE",
+    "RESUME_TTL_SECONDS",
     "SECRET_KEY",
     "STALL_IDLE_TIMEOUT_SECONDS",
     "STRATEGY_REFRESH_SECONDS",
@@ -84,7 +97,7 @@ def environment(settings: Mapping[str, str], database: Path) -> dict[str, str]:
 
 
 def _is_setting(name: str) -> bool:
-    return name.removesuffix("_FILE") in SETTINGS or name.startswith(("RESUME_", "DJANGO_", "PYTEST_"))
+    return name.removesuffix("_FILE") in SETTINGS or name.startswith(("DJANGO_", "PYTEST_"))
 
 
 def migrated_database(path: Path) -> Path:
