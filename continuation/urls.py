@@ -5,7 +5,6 @@ from django.urls import path, re_path
 from continuation import health, views
 from continuation.resume import views as resume
 
-
 urlpatterns = [
     path("health", health.health),
     path("ready", health.ready),
