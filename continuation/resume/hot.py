@@ -85,13 +85,14 @@ class HotLog:
                 reader.aside += comments
         self._wake()
 
-    def restore(self, entries: Sequence[Entry], standing: Standing) -> None:
-        """What another process has written of it, into an empty log. What is missing before the entries, or of all of
-        them, counts as trimmed."""
+    def restore(self, entries: Sequence[Entry], standing: Standing, at: Cursor) -> None:
+        """What another process has written of it, up to `at`, into an empty log. What is missing before the entries
+        counts as trimmed."""
         self.started_at, self.leg2_from = standing.started_at, standing.leg2_from
-        number, part = entries[0].cursor if entries else (standing.last + 1, 0)
-        self._trimmed = (number, part - 1) if part else after(number - 1) if number > 1 else (0, 0)
-        self.last, self._appended = standing.last, self._trimmed
+        self.last, self._appended, self._trimmed = standing.last, at, at
+        if entries:
+            number, part = entries[0].cursor
+            self._trimmed = (number, part - 1) if part else after(number - 1) if number > 1 else (0, 0)
         self.append(entries)
         self.show_all()
 

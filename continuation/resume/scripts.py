@@ -72,7 +72,7 @@ return 'ok'
 
 # KEYS meta log request, ARGV owner epoch from at ttl first oldest state leg2_from ended_at new_owner end_id, then id,
 # field and value of each entry. Empty: ttl, oldest, or state and what follows it are as they were.
-# Answers: ok, stop (ok, and somebody wants the stream stopped), lost, missing, or where the log stands if not at `from`.
+# Answers: ok, stop (ok, and somebody wants it stopped), lost, missing, or where the log stands if that is not `from`.
 APPEND = Script("""
 local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'at', 'state', 'stop')
 if not kept[1] or tonumber(kept[1]) < tonumber(ARGV[2]) then return 'missing' end

@@ -1,0 +1,155 @@
+"""Connections to Redis. All trouble with it leaves this module as StoreAway, whatever it was."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from continuation.resume.log import StoreAway
+from continuation.resume.scripts import SCRIPTS, Script
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 1.0
+ASK_SECONDS = 1.0
+# Connections for questions that are kept open, and that are open at the same time.
+IDLE_LINES = 4
+ASKING_LINES = 16
+
+Value = str | bytes | int
+Command = Sequence[Value]
+
+
+def call(script: Script, keys: Sequence[str], *values: Value) -> tuple[Value, ...]:
+    return ("EVALSHA", script.sha, len(keys), *keys, *values)
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise StoreAway("Redis does not answer in time") from error
+    except (RedisError, OSError, EOFError) as error:
+        raise StoreAway(f"{type(error).__name__}: {error}") from error
+
+
+class Line:
+    """One connection. Closed after any trouble, and after a question whose answer was not waited for."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._connection = connection
+
+    async def open(self) -> None:
+        try:
+            with _translated():
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await self._connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def ask(self, commands: Sequence[Command], seconds: float = ASK_SECONDS) -> list[Any]:
+        """The answers, in order. Raises StoreAway, also where one of the answers is an error."""
+        try:
+            answers = await self._ask(commands, seconds)
+            if any(isinstance(answer, NoScriptError) for answer in answers):
+                await self._ask([("SCRIPT", "LOAD", script.text) for script in SCRIPTS], seconds)
+                answers = await self._ask(commands, seconds)  # all that changes anything may be sent twice
+            for answer in answers:
+                if isinstance(answer, RedisError):
+                    raise StoreAway(f"{type(answer).__name__}: {answer}") from answer
+        except BaseException:
+            await self.aclose()
+            raise
+        return answers
+
+    async def _ask(self, commands: Sequence[Command], seconds: float) -> list[Any]:
+        connection = self._connection
+        with _translated():
+            async with asyncio.timeout(seconds):
+                packed = connection.pack_commands(commands)
+                await connection.send_packed_command(packed, check_health=False)
+                return [await self._answer() for _ in commands]
+
+    async def _answer(self) -> Any:
+        try:
+            return await self._connection.read_response()
+        except ResponseError as error:
+            return error
+
+    async def next_message(self) -> Any:
+        """What comes without having been asked for, however long that takes. Raises StoreAway."""
+        with _translated():
+            return await self._connection.read_response()
+
+    async def aclose(self) -> None:
+        with suppress(RedisError, OSError, TimeoutError):
+            await self._connection.disconnect(nowait=True)
+
+
+class Lines:
+    """Where Redis is, and connections to it for single questions. Raises ValueError for what is not its URL."""
+
+    def __init__(self, url: str) -> None:
+        # Used to read the URL and to make connections; it never hands one out.
+        self._pool = ConnectionPool.from_url(url)
+        self._pool.connection_kwargs |= {
+            "protocol": 2,
+            "decode_responses": False,
+            "socket_timeout": None,
+            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_keepalive": True,
+            "health_check_interval": 0,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self._idle: list[Line] = []
+        self._places = asyncio.Semaphore(ASKING_LINES)
+        self._is_closed = False
+
+    async def open(self) -> Line:
+        """A connection of one's own. Raises StoreAway."""
+        if self._is_closed:
+            raise StoreAway("the process ends")
+        line = Line(self._pool.make_connection())  # type: ignore[no-untyped-call]
+        await line.open()
+        return line
+
+    async def ask(self, *commands: Command, seconds: float = ASK_SECONDS) -> list[Any]:
+        """Raises StoreAway after `seconds` at the latest."""
+        with _translated():
+            async with asyncio.timeout(seconds), self._places:
+                while self._idle:  # such a one may have been cut off meanwhile: then the next one says
+                    with suppress(StoreAway):
+                        return await self._asked(self._idle.pop(), commands, seconds)
+                return await self._asked(await self.open(), commands, seconds)
+
+    async def _asked(self, line: Line, commands: Sequence[Command], seconds: float) -> list[Any]:
+        answers = await line.ask(commands, seconds)
+        if self._is_closed or len(self._idle) >= IDLE_LINES:
+            await line.aclose()
+        else:
+            self._idle.append(line)
+        return answers
+
+    @asynccontextmanager
+    async def line(self) -> AsyncGenerator[Line]:
+        """A connection of one's own, for a block. Raises StoreAway."""
+        line = await self.open()
+        try:
+            yield line
+        finally:
+            await line.aclose()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()

@@ -1,0 +1,576 @@
+"""How the logs of this process's streams get into Redis: behind the streams, never in their way.
+
+A log in memory is the source, and `Kept.at` says up to where Redis has it. One flush at a time is under way, with what
+is new of all streams in one go; whatever fails is simply still new. Readers see an entry once Redis has it, unless
+Redis is late: then all is shown at once, until a flush has been acknowledged in time again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from continuation.resume.hot import Held, HotLog
+from continuation.resume.lines import Command, Line, Lines, Value, call
+from continuation.resume.log import Cursor, Entry, Limits, State, StoreAway
+from continuation.resume.scripts import (
+    APPEND,
+    CREATE,
+    DROP,
+    END_PART,
+    REQUEST,
+    Keys,
+    cursor_of,
+    id_of,
+    keys_of,
+    lease_of,
+)
+from continuation.resume.sealing import Seal
+
+logger = logging.getLogger(__name__)
+
+# A flush that takes longer makes the store late; a late one for so long is away, and then its connection is given up.
+PATIENCE = 0.02
+LATE_SECONDS = 0.5
+FLUSH_SECONDS = 2.0
+RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
+# Of one flush: bytes of one stream, of all, streams.
+STREAM_BYTES = 2**16
+FLUSH_BYTES = 2**18
+FLUSH_STREAMS = 200
+# How a request is cut. One larger than the last of these is not waited for.
+REQUEST_BYTES = 2**16
+AWAITED_BYTES = 2**18
+
+LEASE_SECONDS = 5.0
+HOUSEKEEPING_SECONDS = 1.0
+HURRIED_SECONDS = 0.05
+# How often the expiry of what runs is put off; how long a new one lasts until that has been done once.
+RENEWAL_SECONDS = 5.0
+CREATED_SECONDS = 15.0
+# A lease may have run out only because Redis was away: it is looked at again after so long.
+STEADY_SECONDS = 2.0
+# Turns of the event loop in which an answer that is there gets to whoever waits for it.
+TURNS = 6
+
+_ZERO: Cursor = (0, 0)
+
+
+def _ignore() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """One stream of this process. at: up to where Redis has it; told: what else it has been told of it."""
+
+    log: HotLog
+    request: bytes
+    epoch: int = 1
+    at: Cursor = _ZERO
+    is_created: bool = False
+    told: tuple[State, int, str] | None = None
+    trimmed: Cursor = _ZERO
+    renewed_at: float = 0.0
+    answered_at: float = 0.0
+    pieces_written: int = 0
+    sealed_piece: bytes | None = None
+    is_sealing: bool = False
+    is_handed: bool = False
+    is_stopped: bool = False
+    has_begun: asyncio.Future[bool] | None = None
+    stop: Callable[[], None] = _ignore
+    lost: Callable[[], None] = _ignore
+    unseen: deque[tuple[Cursor, float]] = field(default_factory=deque)
+    keys: Keys = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = keys_of(self.log.stream_id)
+
+    @property
+    def runs(self) -> bool:
+        return self.log.ended_at is None and not self.log.gone and not self.is_handed
+
+    @property
+    def pieces(self) -> int:
+        return -(-len(self.request) // REQUEST_BYTES)
+
+    def piece(self) -> bytes:
+        start = self.pieces_written * REQUEST_BYTES
+        return self.request[start : start + REQUEST_BYTES]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something of the beginning has not been written yet."""
+        late_request = len(self.request) <= AWAITED_BYTES and self.pieces_written < self.pieces
+        return not self.is_created or late_request
+
+    def is_missing(self) -> None:
+        """Redis has nothing of it."""
+        self.is_created, self.at, self.told, self.trimmed = False, _ZERO, None, _ZERO
+        self.renewed_at, self.pieces_written, self.sealed_piece = 0.0, 0, None
+
+
+@dataclass(slots=True)
+class Sent:
+    """One stream's part of a flush: its commands, and what Redis has if they are answered with ok."""
+
+    kept: Kept
+    commands: list[Command]
+    creates: bool = False
+    piece: bytes | None = None
+    until: Cursor = _ZERO
+    told: tuple[State, int, str] | None = None
+    trimmed: Cursor = _ZERO
+    renews: bool = False
+
+
+@dataclass(slots=True)
+class Flush:
+    """whole: nothing that was new is left out."""
+
+    lease: bool = False
+    sent: list[Sent] = field(default_factory=list)
+    dropped: list[Kept] = field(default_factory=list)
+    whole: bool = True
+
+
+@dataclass(slots=True)
+class Health:
+    """late: nothing waits for Redis. away: nothing new is begun either."""
+
+    late: bool = False
+    away: bool = False
+    warned: bool = False
+    steady_since: float = 0.0
+
+    def is_late(self) -> None:
+        self.late, self.steady_since = True, time.monotonic()
+
+    def is_away(self, trouble: str) -> None:
+        self.is_late()
+        self.away = True
+        if not self.warned:
+            self.warned = True
+            logger.warning("the resume log in Redis is away, streams go on without it: %s", trouble)
+
+    def is_well(self) -> None:
+        if self.late:
+            self.late = self.away = False
+            self.steady_since = time.monotonic()
+        if self.warned:
+            self.warned = False
+            logger.warning("the resume log in Redis is back")
+
+    @property
+    def is_steady(self) -> bool:
+        """It has been well for so long that every process has renewed its lease."""
+        settled = not self.steady_since or time.monotonic() - self.steady_since >= STEADY_SECONDS
+        return settled and not self.late
+
+
+class Mirror:
+    """Runs as two tasks of its owner: `run` and `keep_house`, and a third one, `seal`, for large requests."""
+
+    def __init__(
+        self, lines: Lines, owner: str, limits: Limits, seal: Seal, on_append: Callable[[float], None]
+    ) -> None:
+        self.kept: dict[str, Kept] = {}
+        self.health = Health()
+        self.held = Held()
+        self._lines, self._owner, self._limits, self._seal = lines, owner, limits, seal
+        self._on_append = on_append
+        self._new: dict[str, Kept] = {}
+        self._dropped: dict[str, Kept] = {}
+        self._to_seal: deque[Kept] = deque()
+        self._sealing = asyncio.Event()
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._lease_due = True
+        self._under_way: Flush | None = None
+        self._sent_at = 0.0
+        self._judgement: asyncio.TimerHandle | None = None
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+
+    # -- what the streams do -----------------------------------------------------------------------
+
+    def add(self, kept: Kept) -> None:
+        self.kept[kept.log.stream_id] = kept
+        self.note(kept)
+
+    def note(self, kept: Kept) -> None:
+        """Something of it is new."""
+        if self.kept.get(kept.log.stream_id) is kept:
+            self._new[kept.log.stream_id] = kept
+            self._idle.clear()
+            self._work.set()
+
+    def append(self, kept: Kept, entries: Sequence[Entry]) -> None:
+        if not entries or kept.log.gone:
+            return
+        kept.log.append(entries)
+        if self.health.late:
+            kept.log.show_all()
+            self._on_append(0.0)
+        else:
+            kept.unseen.append((kept.log.appended, time.monotonic()))
+        self.note(kept)
+
+    def end(self, kept: Kept, state: State) -> None:
+        log = kept.log
+        if log.ended_at is None and not log.gone:
+            log.end(state)
+            self.note(kept)
+            loop = asyncio.get_running_loop()
+            self._expiries[log.stream_id] = loop.call_later(self._limits.ttl, self.forget, kept)
+
+    def drop(self, kept: Kept) -> None:
+        """No trace of it stays."""
+        if self.forget(kept):
+            self._dropped[kept.log.stream_id] = kept
+            self._idle.clear()
+            self._work.set()
+
+    def forget(self, kept: Kept) -> bool:
+        """Whether it was there."""
+        stream_id = kept.log.stream_id
+        if self.kept.get(stream_id) is not kept:
+            return False
+        del self.kept[stream_id]
+        self._new.pop(stream_id, None)
+        expiry = self._expiries.pop(stream_id, None)
+        if expiry is not None:
+            expiry.cancel()
+        kept.unseen.clear()
+        kept.request, kept.sealed_piece = b"", None
+        kept.log.expire()
+        _begun(kept, False)
+        return True
+
+    def stop(self, kept: Kept) -> None:
+        if kept.runs and not kept.is_stopped:
+            kept.is_stopped = True
+            _tell(kept.stop)
+
+    # -- the tasks ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._lines.line() as line:
+                    for kept in self.kept.values():
+                        self.note(kept)  # Redis may have forgotten it
+                    self._lease_due = True
+                    self._work.set()
+                    while True:
+                        await self._flush(line)
+                        failures = 0
+            except StoreAway as trouble:
+                self._is_away(str(trouble))
+            except Exception as trouble:
+                logger.exception("the resume log could not be written")
+                self._is_away(repr(trouble))
+            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            failures += 1
+
+    async def keep_house(self) -> None:
+        """Renew what expires, and ask of each silent stream whether it is still ours and wanted."""
+        ask_at = 0.0
+        while True:
+            self._lease_due = True
+            self._work.set()
+            now = time.monotonic()
+            if now >= ask_at:
+                ask_at = now + HOUSEKEEPING_SECONDS * 0.9
+                for kept in self.kept.values():
+                    if kept.runs and kept.answered_at < now - HOUSEKEEPING_SECONDS * 0.8:
+                        self.note(kept)
+            await asyncio.sleep(HURRIED_SECONDS if self.health.late else HOUSEKEEPING_SECONDS)
+
+    async def seal(self) -> None:
+        """Encrypt the pieces of large requests, off the event loop and one at a time."""
+        while True:
+            await self._sealing.wait()
+            while self._to_seal:
+                kept = self._to_seal.popleft()
+                index, piece = kept.pieces_written, kept.piece()
+                sealed = await asyncio.to_thread(self._seal.close, piece)
+                kept.is_sealing = False
+                if kept.pieces_written == index:
+                    kept.sealed_piece = sealed
+                self.note(kept)
+            self._sealing.clear()
+
+    async def settle(self, seconds: float) -> None:
+        """Wait until all is written, for so long at most, and not at all for a store that is away."""
+        if not self.health.away:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
+
+    def close(self) -> None:
+        if self._judgement is not None:
+            self._judgement.cancel()
+        for kept in list(self.kept.values()):
+            self.forget(kept)
+
+    # -- one flush ---------------------------------------------------------------------------------
+
+    async def _flush(self, line: Line) -> None:
+        await self._work.wait()
+        self._work.clear()
+        flush, commands = self._next()
+        if not commands:
+            self._idle.set()
+            return
+        was_late, self._sent_at, self._under_way = self.health.late, time.monotonic(), flush
+        if self._judgement is None:
+            self._judge_at(self._sent_at + PATIENCE)
+        try:
+            answers = await line.ask(commands, FLUSH_SECONDS)
+        finally:
+            self._under_way = None
+        now = time.monotonic()
+        self._is_answered(flush, answers, now)
+        if was_late and flush.whole and now - self._sent_at < PATIENCE:
+            self.health.is_well()
+        elif self.health.away:  # it has answered: ask at once how fast it is now
+            self._lease_due = True
+            self._work.set()
+        if self._new or self._dropped:
+            self._work.set()
+        elif not self._work.is_set():
+            self._idle.set()
+
+    def _next(self) -> tuple[Flush, list[Command]]:
+        flush, room = Flush(), FLUSH_BYTES
+        commands: list[Command] = []
+        if self._lease_due:
+            self._lease_due, flush.lease = False, True
+            commands.append(("SET", lease_of(self._owner), "1", "PX", int(LEASE_SECONDS * 1000)))
+        for kept in list(self._dropped.values())[:FLUSH_STREAMS]:
+            flush.dropped.append(kept)
+            commands.append(self._drop_of(kept))
+        while self._new:
+            if room <= 0 or len(flush.sent) >= FLUSH_STREAMS:
+                flush.whole = False
+                break
+            kept = self._new.pop(next(iter(self._new)))
+            sent, size = self._part_of(kept)
+            room -= size
+            flush.sent.append(sent)
+            commands += sent.commands
+            flush.whole &= sent.until >= kept.log.appended
+        return flush, commands
+
+    def _drop_of(self, kept: Kept) -> Command:
+        keys = kept.keys
+        return call(DROP, (keys.meta, keys.log, keys.request, keys.reader), self._owner, kept.epoch)
+
+    def _part_of(self, kept: Kept) -> tuple[Sent, int]:
+        log = kept.log
+        entries = log.since(kept.at, STREAM_BYTES)
+        until = entries[-1].cursor if entries else kept.at
+        sent = Sent(kept, [], until=until, trimmed=log.trimmed)
+        if not kept.is_created:
+            sent.creates = True
+            sent.commands.append(self._create_of(kept))
+        sent.commands.append(self._append_of(kept, sent, entries))
+        self._add_request(kept, sent)
+        return sent, sum(len(entry.data) for entry in entries) + len(sent.piece or b"")
+
+    def _create_of(self, kept: Kept) -> Command:
+        log, keys = kept.log, kept.keys
+        values = (self._owner, kept.epoch, self._first_ttl, log.first, log.leg2_from, repr(log.started_at))
+        return call(CREATE, (keys.meta, keys.log, keys.request), *values)
+
+    def _append_of(self, kept: Kept, sent: Sent, entries: Sequence[Entry]) -> Command:
+        log, keys = kept.log, kept.keys
+        # The end is told with the last entries; until then the stream runs, for whoever reads it in Redis.
+        complete = sent.until >= log.appended
+        owner = "" if complete and kept.is_handed else self._owner
+        sent.told = (log.state if complete else State.RUNNING, log.leg2_from, owner)
+        told: tuple[Value, ...] = ("", "", "", "")
+        if sent.told != kept.told:
+            told = (sent.told[0].value, log.leg2_from, repr(log.ended_at) if log.ended_at else "", owner)
+        oldest = id_of(log.oldest) if sent.trimmed != kept.trimmed else ""
+        values = [
+            *(self._owner, kept.epoch, id_of(kept.at), id_of(sent.until), self._ttl(kept, sent)),
+            *(log.first, oldest, *told, f"{sent.until[0]}-{END_PART}"),
+        ]
+        for entry in entries:
+            values += (id_of(entry.cursor), "o" if entry.open else "d", self._seal.close(entry.data))
+        return call(APPEND, (keys.meta, keys.log, keys.request), *values)
+
+    @property
+    def _first_ttl(self) -> int:
+        """Of a log whose stream may not come to be."""
+        return int(min(CREATED_SECONDS, self._limits.ttl + self._limits.grace) * 1000)
+
+    def _ttl(self, kept: Kept, sent: Sent) -> Value:
+        """Milliseconds, empty for as before."""
+        now = time.monotonic()
+        if sent.told == kept.told and now - kept.renewed_at < RENEWAL_SECONDS and kept.at != _ZERO:
+            return ""
+        seconds = self._limits.ttl
+        if kept.has_begun is not None and not kept.has_begun.done():
+            return self._first_ttl
+        sent.renews = True
+        if kept.log.ended_at is None:
+            seconds += self._limits.grace
+        else:
+            seconds -= time.time() - kept.log.ended_at
+        return max(1, int(seconds * 1000))
+
+    def _add_request(self, kept: Kept, sent: Sent) -> None:
+        if not kept.runs or kept.pieces_written >= kept.pieces or kept.is_sealing:
+            return
+        piece = kept.sealed_piece
+        if piece is None and self._seal.encrypts and len(kept.request) > REQUEST_BYTES:
+            kept.is_sealing = True
+            self._to_seal.append(kept)
+            self._sealing.set()
+            return
+        sent.piece = self._seal.close(kept.piece()) if piece is None else piece
+        keys = (kept.keys.meta, kept.keys.request)
+        values = (self._owner, kept.epoch, kept.pieces_written, kept.pieces, sent.piece)
+        sent.commands.append(call(REQUEST, keys, *values))
+
+    # -- its answer --------------------------------------------------------------------------------
+
+    def _is_answered(self, flush: Flush, answers: list[Any], now: float) -> None:
+        left = iter(answers)
+        if flush.lease:
+            next(left)
+        for kept in flush.dropped:
+            next(left)
+            if self._dropped.get(kept.log.stream_id) is kept:
+                del self._dropped[kept.log.stream_id]
+        for sent in flush.sent:
+            told = [next(left) for _ in sent.commands]
+            if not sent.kept.log.gone:
+                self._part_is_answered(sent, told, now)
+
+    def _part_is_answered(self, sent: Sent, told: list[bytes], now: float) -> None:
+        kept, left = sent.kept, iter(told)
+        kept.answered_at = now
+        if b"lost" in told:
+            self._lose(kept)
+            return
+        if sent.creates:
+            next(left)
+            kept.is_created = True
+        self._append_is_answered(sent, next(left), now)
+        if sent.piece is not None:
+            self._piece_is_answered(kept, next(left))
+        if kept.has_begun is not None and not kept.is_awaited:
+            _begun(kept, True)
+
+    def _append_is_answered(self, sent: Sent, answer: bytes, now: float) -> None:
+        kept = sent.kept
+        if answer == b"missing":
+            kept.is_missing()
+            self.note(kept)
+        elif answer in (b"ok", b"stop"):
+            self._is_written(sent, now)
+            if answer == b"stop":
+                self.stop(kept)
+        else:
+            kept.at, kept.told, kept.trimmed = cursor_of(answer), None, _ZERO
+            self.note(kept)
+
+    def _is_written(self, sent: Sent, now: float) -> None:
+        kept = sent.kept
+        kept.at, kept.told, kept.trimmed = sent.until, sent.told, sent.trimmed
+        if sent.renews:
+            kept.renewed_at = now
+        kept.log.show(min(kept.at, kept.log.appended))
+        self._tell_times(kept, kept.at, now)
+        is_done = kept.at >= kept.log.appended
+        if kept.is_handed and is_done and sent.told and sent.told[2] == "":
+            self.forget(kept)
+        elif not is_done or self._has_news(kept):
+            self.note(kept)
+        if sent.told and sent.told[0] is not State.RUNNING:
+            kept.request, kept.sealed_piece = b"", None
+
+    def _has_news(self, kept: Kept) -> bool:
+        owner = "" if kept.is_handed else self._owner
+        return kept.told != (kept.log.state, kept.log.leg2_from, owner) or kept.trimmed != kept.log.trimmed
+
+    def _piece_is_answered(self, kept: Kept, answer: bytes) -> None:
+        kept.sealed_piece = None
+        if answer == b"ok":
+            kept.pieces_written += 1
+        elif answer == b"missing":
+            kept.pieces_written = 0
+        else:
+            kept.pieces_written = int(answer)
+        if kept.pieces_written < kept.pieces:
+            self.note(kept)
+
+    def _lose(self, kept: Kept) -> None:
+        """Another process has taken it over."""
+        logger.warning("stream %s is another process's now", kept.log.stream_id)
+        lost = kept.lost if kept.runs else _ignore
+        self.forget(kept)
+        _tell(lost)
+
+    def _tell_times(self, kept: Kept, until: Cursor, now: float) -> None:
+        while kept.unseen and kept.unseen[0][0] <= until:
+            self._on_append(now - kept.unseen.popleft()[1])
+
+    # -- whether it is late ------------------------------------------------------------------------
+
+    def _judge_at(self, at: float) -> None:
+        delay = max(0.0, at - time.monotonic())
+        self._judgement = asyncio.get_running_loop().call_later(delay, self._judge, TURNS)
+
+    def _judge(self, turns: int) -> None:
+        """Is a flush under way for too long? Not if its answer is there and only this loop was held up."""
+        self._judgement = None
+        if self._under_way is None:
+            return
+        since = time.monotonic() - self._sent_at
+        if since < PATIENCE:
+            self._judge_at(self._sent_at + PATIENCE)
+        elif turns:
+            loop = asyncio.get_running_loop()
+            self._judgement = loop.call_later(0, self._judge, turns - 1)
+        elif since < LATE_SECONDS:
+            self._is_late()
+            self._judge_at(self._sent_at + LATE_SECONDS)
+        else:
+            self._is_away("it does not answer")
+
+    def _is_late(self) -> None:
+        self.health.is_late()
+        now = time.monotonic()
+        for kept in self.kept.values():
+            kept.log.show_all()
+            self._tell_times(kept, kept.log.appended, now)
+
+    def _is_away(self, trouble: str) -> None:
+        self.health.is_away(trouble)
+        self._is_late()
+        for kept in self.kept.values():
+            _begun(kept, False)
+
+
+def _begun(kept: Kept, whether: bool) -> None:
+    if kept.has_begun is not None and not kept.has_begun.done():
+        kept.has_begun.set_result(whether)
+
+
+def _tell(told: Callable[[], None]) -> None:
+    try:
+        told()
+    except Exception:
+        logger.exception("the generation did not take it")
