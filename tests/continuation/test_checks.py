@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from django.core.checks import CheckMessage, run_checks
 
 from continuation import checks
@@ -9,13 +10,6 @@ from continuation import checks
 
 def ids(messages: Sequence[CheckMessage]) -> list[str | None]:
     return [message.id for message in messages]
-
-
-@pytest.fixture(autouse=True)
-def nothing_idle_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in checks.NOT_YET:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(f"{name}_FILE", raising=False)
 
 
 def test_the_site_with_a_downstream_and_a_key_passes_every_check(settings: Any) -> None:
@@ -73,14 +67,6 @@ def test_a_random_secret_key_is_warned_of_where_people_log_in(
     assert not any(message.is_serious() for message in messages)
 
 
-@pytest.mark.parametrize("name", ["RESUME_MODE", "REDIS_URL_FILE", "METRICS_TOKEN"])
-def test_a_variable_that_does_nothing_yet_is_warned_of(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "secret")
-    (message,) = checks.nothing_is_set_in_vain()
-    assert (message.id, message.is_serious()) == ("continuation.W002", False)
-    assert message.msg == f"{name} is set, but this version does not support it; it has no effect."
-
-
 @pytest.mark.parametrize(
     "held, enabled, found",
     [(True, False, ["continuation.W003"]), (True, True, []), (False, False, [])],
@@ -95,6 +81,117 @@ def test_holding_tool_calls_without_continuation_is_warned_of(
     assert not any(message.is_serious() for message in messages)
 
 
-def test_a_variable_that_is_set_to_nothing_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_URL", "")
-    assert checks.nothing_is_set_in_vain() == []
+# -- resuming --------------------------------------------------------------------------------------
+
+KEY = Fernet.generate_key().decode()
+SET: dict[str, Any] = {
+    "RESUME_MODE": "opt-in",
+    "GATEWAY_ROLE": "all",
+    "REDIS_URL": "redis://:secret@host:6379/0",
+    "RESUME_ENCRYPTION_KEYS": [KEY],
+    "SECRET_KEY_IS_RANDOM": False,
+}
+
+
+def resuming(settings: Any, **changes: Any) -> list[CheckMessage]:
+    """What the checks of resuming find."""
+    for name, value in {**SET, **changes}.items():
+        setattr(settings, name, value)
+    found = [
+        *checks.resuming_has_what_it_needs(),
+        *checks.redis_can_be_asked_for(),
+        *checks.resuming_is_set_for_a_purpose(),
+        *checks.resume_tokens_are_shared(),
+    ]
+    assert not any(secret in str(message) for message in found for secret in ("secret", KEY))
+    return found
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As in an environment where these are not installed."""
+    there = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in packages else there(name))
+
+
+@pytest.mark.parametrize("mode", ["off", "opt-in", "always"])
+@pytest.mark.parametrize("keys", [[], [KEY]])
+def test_resuming_by_redis_or_by_memory_with_a_kept_key_is_in_order(
+    settings: Any, mode: str, keys: list[str]
+) -> None:
+    if mode != "off":
+        assert resuming(settings, RESUME_MODE=mode, RESUME_ENCRYPTION_KEYS=keys) == []
+    assert resuming(settings, RESUME_MODE=mode, REDIS_URL="", RESUME_ENCRYPTION_KEYS=[]) == []
+
+
+@pytest.mark.parametrize("missing", ["redis", "cryptography"])
+def test_a_setting_whose_package_is_not_installed_is_an_error_that_names_the_extra(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    without(monkeypatch, missing)
+    (message,) = resuming(settings)
+    name, identity = {
+        "redis": ("REDIS_URL", "continuation.E003"),
+        "cryptography": ("RESUME_ENCRYPTION_KEYS", "continuation.E004"),
+    }[missing]
+    assert (message.id, message.is_serious()) == (identity, True)
+    assert message.msg == f"{name} is set, but the package {missing} is not installed."
+    assert "pip install -e '.[redis]'" in str(message.hint)
+
+
+@pytest.mark.parametrize("changes", [{"RESUME_MODE": "off"}, {"GATEWAY_ROLE": "admin"}], ids=str)
+def test_where_no_stream_is_resumed_no_package_is_missed(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    without(monkeypatch, "redis", "cryptography")
+    assert not any(message.is_serious() for message in resuming(settings, **changes))
+
+
+def test_without_its_settings_no_package_is_missed(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "redis", "cryptography")
+    assert resuming(settings, REDIS_URL="", RESUME_ENCRYPTION_KEYS=[]) == []
+
+
+def test_an_option_of_the_redis_url_that_is_wrong_is_an_error_without_the_url(settings: Any) -> None:
+    (message,) = resuming(settings, REDIS_URL="redis://:secret@host?socket_timeout=soon")
+    assert (message.id, message.is_serious()) == ("continuation.E005", True)
+    assert message.msg == "REDIS_URL cannot be used: Invalid value for 'socket_timeout' in connection URL."
+
+
+@pytest.mark.parametrize(
+    "changes, idle, reason",
+    [
+        ({"REDIS_URL": ""}, ["RESUME_ENCRYPTION_KEYS"], "REDIS_URL is not set"),
+        ({"RESUME_MODE": "off"}, ["REDIS_URL", "RESUME_ENCRYPTION_KEYS"], "RESUME_MODE is off"),
+        (
+            {"RESUME_MODE": "off", "REDIS_URL": "", "SECRET_KEY_IS_RANDOM": True},
+            ["RESUME_ENCRYPTION_KEYS"],
+            "RESUME_MODE is off",
+        ),
+    ],
+)
+def test_what_is_set_in_vain_is_warned_of(
+    settings: Any, changes: dict[str, Any], idle: list[str], reason: str
+) -> None:
+    found = resuming(settings, **changes)
+    assert [message.id for message in found] == ["continuation.W004"] * len(idle)
+    for message, name in zip(found, idle, strict=True):
+        assert message.msg.startswith(f"{name} has no effect while {reason}")
+    assert not any(message.is_serious() for message in found)
+
+
+@pytest.mark.parametrize(
+    "changes, found",
+    [
+        ({}, ["continuation.W005"]),
+        ({"GATEWAY_ROLE": "proxy"}, ["continuation.W005"]),
+        ({"GATEWAY_ROLE": "admin"}, []),
+        ({"REDIS_URL": "", "RESUME_ENCRYPTION_KEYS": []}, []),
+    ],
+    ids=str,
+)
+def test_tokens_that_other_processes_cannot_read_are_warned_of(
+    settings: Any, changes: dict[str, Any], found: list[str]
+) -> None:
+    messages = resuming(settings, SECRET_KEY_IS_RANDOM=True, **changes)
+    assert ids(messages) == found
+    assert not any(message.is_serious() for message in messages)

@@ -1,5 +1,6 @@
 """How the environment becomes settings: the casts, then the settings module itself in a process of its own."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -48,7 +49,14 @@ CASTS: dict[str, tuple[Read, Any]] = {
     "words": (lambda env: env.words("X", "a,b"), ["a", "b"]),
     "prefixes": (lambda env: env.prefixes("X", "*"), ["*"]),
     "database": (lambda env: env.database("X", "sqlite:////srv/usual")["NAME"], "/srv/usual"),
+    "redis": (lambda env: env.redis("X"), ""),
+    "keys": (lambda env: env.keys("X"), []),
+    "bearer": (lambda env: env.bearer("X"), ""),
+    "origins": (lambda env: env.origins("X"), []),
+    "directory": (lambda env: env.directory("X"), ""),
 }
+# 32 bytes each, the first without and the last with what url-safe base64 has of its own
+KEYS = [base64.urlsafe_b64encode(bytes([fill]) * 32).decode() for fill in (0, 0xFB)]
 
 
 @pytest.mark.parametrize("name", CASTS)
@@ -86,6 +94,30 @@ def test_a_variable_that_is_not_given_has_its_default(name: str, variables: dict
         ("prefixes", "*", ["*"]),
         ("database", "postgres://me:w%40rd@db:5433/gateway?sslmode=require", "gateway"),
         ("database", "sqlite:////srv/gateway.sqlite3", "/srv/gateway.sqlite3"),
+        *[
+            ("redis", raw, raw.strip())
+            for raw in (
+                "redis://host",
+                "redis://host/",
+                "redis://:word@host:6379/0",
+                " rediss://me:w%40rd%23@[::1]:6380/15?ssl_cert_reqs=none ",
+                "unix:///run/redis.sock",
+                "unix://me:word@/run/redis.sock?db=1",
+            )
+        ],
+        ("keys", KEYS[0], KEYS[:1]),
+        ("keys", f" {KEYS[1]} , {KEYS[0]},", [KEYS[1], KEYS[0]]),
+        ("bearer", "aZ09-._~+/==", "aZ09-._~+/=="),
+        ("bearer", " word ", "word"),
+        ("origins", "*", ["*"]),
+        ("origins", "https://app.example.org", ["https://app.example.org"]),
+        (
+            "origins",
+            " HTTPS://App.Example.org:8443 , http://localhost:3000,http://[::1]:80,https://a_b.c:443",
+            ["https://app.example.org:8443", "http://localhost:3000", "http://[::1]", "https://a_b.c"],
+        ),
+        ("directory", "/", "/"),
+        ("directory", "/proc/self/..", "/proc"),
     ],
 )
 def test_a_right_value_is_understood(name: str, raw: str, value: Any) -> None:
@@ -136,6 +168,39 @@ def test_a_right_value_is_understood(name: str, raw: str, value: Any) -> None:
             ("prefixes", raw, "* or comma-separated path prefixes that begin with /")
             for raw in ("v1", "/v1,tokenize", "**", ",")
         ],
+        *[
+            (
+                "origins",
+                raw,
+                "* or comma-separated origins such as https://app.example.org:8443, without path",
+            )
+            for raw in (
+                ",",
+                "*,https://a.b",
+                "https://*.example.org",
+                "null",
+                "app.example.org",
+                "//app.example.org",
+                "https://",
+                "https://a.b/",
+                "https://a.b/path",
+                "https://a.b?x",
+                "https://a.b#x",
+                "https://a.b:",
+                "https://a.b:0",
+                "https://a.b:65536",
+                "https://a.b:x",
+                "https://[::1",
+                "https://[1:2",
+                "https://a b",
+                "https://b\u00fccher.example",
+                "ftp://a.b",
+            )
+        ],
+        *[
+            ("directory", raw, "a directory that exists and can be written to")
+            for raw in ("/nowhere/at/all", "/etc/passwd")
+        ],
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(name: str, raw: str, allowed: str) -> None:
@@ -162,6 +227,61 @@ def test_a_wrong_database_is_refused_without_showing_it(raw: str, recwarn: pytes
         "sqlite:///path/file.sqlite3 or postgres://user:password@host/name"
     )
     assert not recwarn.list
+
+
+SECRETS = {
+    "redis": "a Redis URL such as redis://:password@host:6379/0, rediss://host or unix:///path/redis.sock",
+    "keys": "comma-separated keys of 32 bytes each, in url-safe base64: 44 characters, the last one =",
+    "bearer": "letters, digits and any of . _ ~ + / - with any = at the end",
+}
+
+
+@pytest.mark.parametrize(
+    "name, raw",
+    [
+        *[
+            ("redis", raw)
+            for raw in (
+                "secret",
+                "secret:6379",
+                "redis://",
+                "redis:///0",
+                "redis://:secret@host/name",
+                "redis://:secret@host/0/1",
+                "redis://:secret@host:99999",
+                "redis://:sec/ret@host",
+                "redis://:sec#ret@host",
+                "redis://:sec ret@host",
+                "http://:secret@host",
+                "unix://",
+                "unix:///",
+                "unix://secret",
+            )
+        ],
+        *[
+            ("keys", raw)
+            for raw in (
+                ",",
+                "secret",
+                f"{KEYS[0]},secret",
+                KEYS[0][:-1],
+                KEYS[0][:-4],
+                f"{KEYS[0]}=",
+                f"{KEYS[0][:42]}B=",
+                base64.b64encode(b"\xfb" * 32).decode(),
+                f"{KEYS[0]} {KEYS[1]}",
+            )
+        ],
+        *[
+            ("bearer", raw)
+            for raw in (" ", "sec ret", "s\u00e9cret", "=secret", "sec=ret", 'sec"ret', "sec\tret")
+        ],
+    ],
+)
+def test_a_wrong_secret_is_refused_without_showing_it(name: str, raw: str) -> None:
+    env = of(X=raw)
+    assert CASTS[name][0](env) == CASTS[name][1]
+    assert problem(env) == f"X: the value given is not allowed; allowed is {SECRETS[name]}"
 
 
 @pytest.mark.parametrize(
@@ -199,6 +319,11 @@ def test_any_variable_can_come_from_a_file(name: str, tmp_path: Path) -> None:
         "words": "c",
         "prefixes": "/v1/",
         "database": "sqlite:////srv/other",
+        "redis": "redis://host",
+        "keys": KEYS[0],
+        "bearer": "word",
+        "origins": "https://a.b",
+        "directory": str(tmp_path),
     }.get(name, "3.5")
     file = tmp_path / "value"
     file.write_text(right + "\n")
@@ -288,6 +413,20 @@ def test_the_defaults_are_those_of_the_settings_table(site: Path) -> None:
         "GATEWAY_ROLE": "all",
         "LOG_FORMAT": "text",
         "DEBUG": False,
+        "RESUME_MODE": "opt-in",
+        "RESUME_GRACE_SECONDS": 120,
+        "RESUME_TTL_SECONDS": 300,
+        "RESUME_MAX_EVENTS": 20000,
+        "RESUME_MAX_BYTES": 4194304,
+        "RESUME_MAX_STREAMS": 10000,
+        "RESUME_MAX_TOTAL_BYTES": 268435456,
+        "RESUME_CHECKPOINT_SECONDS": 5,
+        "RESUME_ENCRYPTION_KEYS": [],
+        "REDIS_URL": "",
+        "METRICS_TOKEN": "",
+        "PROMETHEUS_MULTIPROC_DIR": "",
+        "CORS_ALLOWED_ORIGINS": [],
+        "CORS_ALLOW_ALL_ORIGINS": False,
     }.items() <= settings.items()
     assert settings["DATABASES"]["default"]["NAME"] == str(site / "db.sqlite3")
     assert settings["SECRET_KEY_IS_RANDOM"]
@@ -299,6 +438,48 @@ def test_leg_2_goes_where_leg_1_went_unless_told_otherwise(site: Path) -> None:
     assert settings["CONTINUATION_URL"] == "http://router:8000"
     settings = loaded(site, DOWNSTREAM_URL="http://router:8000", CONTINUATION_URL="http://second:8000")
     assert settings["CONTINUATION_URL"] == "http://second:8000"
+
+
+CORS = "corsheaders.middleware.CorsMiddleware"
+
+
+def test_without_origins_no_request_passes_through_their_middleware(site: Path) -> None:
+    assert CORS not in loaded(site)["MIDDLEWARE"]
+
+
+def test_origins_bring_their_middleware_in_before_all_others(site: Path) -> None:
+    settings = loaded(site, CORS_ALLOWED_ORIGINS="https://a.b,https://c.d")
+    assert settings["MIDDLEWARE"][0] == CORS
+    assert settings["CORS_ALLOWED_ORIGINS"] == ["https://a.b", "https://c.d"]
+    assert not settings["CORS_ALLOW_ALL_ORIGINS"]
+
+
+def test_all_origins_are_a_word_to_the_middleware_and_no_origin(site: Path) -> None:
+    settings = loaded(site, CORS_ALLOWED_ORIGINS="*")
+    assert settings["MIDDLEWARE"][0] == CORS
+    assert settings["CORS_ALLOWED_ORIGINS"] == []
+    assert settings["CORS_ALLOW_ALL_ORIGINS"]
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("RESUME_GRACE_SECONDS", "0"),
+        ("RESUME_MAX_STREAMS", "0"),
+        ("RESUME_MAX_TOTAL_BYTES", "0"),
+        ("RESUME_MAX_EVENTS", "1"),
+        ("RESUME_MAX_BYTES", "1"),
+    ],
+)
+def test_the_least_of_each_limit_is_taken(site: Path, name: str, value: str) -> None:
+    assert loaded(site, **{name: value})[name] == int(value)
+
+
+def test_what_would_leave_nothing_to_resume_is_refused(site: Path) -> None:
+    names = ("RESUME_TTL_SECONDS", "RESUME_MAX_EVENTS", "RESUME_MAX_BYTES", "RESUME_CHECKPOINT_SECONDS")
+    done = load(site, **dict.fromkeys(names, "0"))
+    assert done.returncode != 0
+    assert all(f"  {name}: '0' is not allowed" in done.stderr for name in names)
 
 
 def test_sqlite_waits_for_locks_and_other_databases_keep_their_options(site: Path) -> None:
@@ -353,6 +534,12 @@ def test_wrong_settings_stop_the_start_all_named_at_once_and_no_secret_shown(sit
         DOWNSTREAM_URL="router:8000",
         CONTINUATION_API_KEY="secret",
         SECRET_KEY="secret",
+        REDIS_URL="redis://:secret@host:port",
+        RESUME_ENCRYPTION_KEYS="secret",
+        METRICS_TOKEN="secret word",
+        RESUME_TTL_SECONDS="0",
+        RESUME_MODE="sometimes",
+        CORS_ALLOWED_ORIGINS="https://app.example.org/",
     )
     assert done.returncode != 0
     heading, *lines = done.stderr[done.stderr.index("ImproperlyConfigured: ") :].splitlines()
@@ -365,6 +552,12 @@ def test_wrong_settings_stop_the_start_all_named_at_once_and_no_secret_shown(sit
         "LOG_FORMAT",
         "DATABASE_URL",
         "DOWNSTREAM_URL",
+        "REDIS_URL",
+        "RESUME_ENCRYPTION_KEYS",
+        "METRICS_TOKEN",
+        "RESUME_TTL_SECONDS",
+        "RESUME_MODE",
+        "CORS_ALLOWED_ORIGINS",
     }
     assert "  GATEWAY_ROLE: 'worker' is not allowed; allowed is one of: all, proxy, admin" in lines
     assert "secret" not in done.stderr + done.stdout
