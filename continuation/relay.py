@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from continuation import audit
+from continuation import audit, metrics
 from continuation.client import Readable, Upstream
 from continuation.events import Failure, Outcome, Reason, StreamRecord
 from continuation.failures import describe
@@ -61,6 +61,8 @@ class Relay:
         self._silence_logged = False
         self._sent_at = self._heard_at = time.monotonic()
         self._waiting: asyncio.Timeout | None = None
+        self._asked_at = 0.0  # for leg 2, until its first byte
+        self._has_begun = False
         self._next_step: Step | None = None
         self.on_continuation: Callable[[], None] = _nothing  # is told when leg 2 is asked for
         self.keeps_record = True
@@ -93,13 +95,14 @@ class Relay:
                     match action:
                         case Send(data):
                             sending = time.monotonic()
+                            self._note_first(sending)
                             yield data
                             self._sent_at = time.monotonic()
                             self._heard_at += self._sent_at - sending
                             splice.waited_for_client(self._sent_at - sending)
                         case OpenLeg() | OpenTokens():
                             self.on_continuation()
-                            self._heard_at = time.monotonic()
+                            self._heard_at = self._asked_at = time.monotonic()
                             self._opening = asyncio.create_task(
                                 self._open_continuation(action), name=f"continuation of {splice.request_id}"
                             )
@@ -146,8 +149,16 @@ class Relay:
             return self.splice.scale_out_missing(str(trouble), now)
         return self.splice.leg2_refused(trouble.status, trouble.body, now)
 
+    def _note_first(self, now: float) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            metrics.first_event(now - self.splice.started_at)
+
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
+        if self._asked_at and read:
+            metrics.leg2_first_byte(now - self._asked_at)
+            self._asked_at = 0.0
         if not read:
             return self.splice.leg_ended(Failure.EOF, now)
         # Comments without end bring nothing new, but there is never a moment of waiting between them.
@@ -244,7 +255,8 @@ def _nothing() -> None:
 
 
 def keep(record: StreamRecord | None) -> None:
-    """Into the log and the audit, unless the stream needed nothing."""
+    """Into the metrics; and into the log and the audit, unless the stream needed nothing."""
+    metrics.stream_ended(record)
     if record is None:
         return
     logger.info(

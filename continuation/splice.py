@@ -176,7 +176,7 @@ class Splice:
         self.request_id = request_id
         self.phase = Phase.PLANNED
         self._created_at = created_at
-        self._started = now
+        self.started_at = now
         self._decoder = EventDecoder(options.event_limit)
         self._leg1 = Leg(options.partial_limit)
         self._unasked = Unasked(
@@ -890,9 +890,9 @@ class Splice:
             budget_after=budget - before.completion if budget is not None and self._failure else None,
             idle_seconds=_between(self._event_at, self._leg1_ended),
             seam_gap_seconds=_between(self._event_at, self._seam_at),
-            leg1_seconds=_between(self._started, self._leg1_ended or self._ended_at),
+            leg1_seconds=_between(self.started_at, self._leg1_ended or self._ended_at),
             leg2_seconds=_between(self._leg1_ended, self._ended_at) if continued else None,
-            total_seconds=_between(self._started, self._ended_at),
+            total_seconds=_between(self.started_at, self._ended_at),
             leg2_status=self._leg2_status,
             leg2_message=self._leg2_message,
             usage_before=leg.last_usage,

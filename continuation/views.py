@@ -13,6 +13,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from continuation import metrics
 from continuation.client import Upstream, open_upstream
 from continuation.failures import describe, status_for
 from continuation.guard import MB, Origin, choice, relay_for, splice_for
@@ -57,12 +58,14 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
         return _too_large(request)
     configured = choice()
     if size > configured.largest_body:
+        metrics.planned(PassReason.BODY_TOO_LARGE)
         return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
     body = request.read()
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
     arguments = (body, opted_out, cache.current(), configured)
     planned = await asyncio.to_thread(plan, *arguments) if size > PARSE_INLINE_BYTES else plan(*arguments)
     if isinstance(planned, Passthrough):
+        metrics.planned(planned.reason)
         return await _pass_through(request, planned, body)
     return await _guard(request, planned)
 
@@ -107,16 +110,20 @@ async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
         upstream = await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, headers, body)
     except httpx.HTTPError as trouble:
         await beginning.give_up()
+        metrics.planned(metrics.GUARDED)
         return _undelivered(request, trouble, "guarded")
     except asyncio.CancelledError:
         beginning.cancel()
         splice.client_gone(time.monotonic())
         keep(splice.record())
         raise
+    if not upstream.is_encoded or not upstream.is_event_stream:
+        metrics.planned(metrics.GUARDED)
     if upstream.status != 200 or not upstream.is_event_stream:
         await beginning.give_up()
         return _as_it_is(request, upstream, "guarded")
     if upstream.is_encoded:
+        metrics.planned(PassReason.CONTENT_ENCODED)
         await beginning.give_up()
         return _as_it_is(request, upstream, _passed(PassReason.CONTENT_ENCODED))
     stream_headers = with_headers(

@@ -4,6 +4,7 @@ Loading it runs the system checks and begins to load the strategies. Wrong setti
 a database that is away, or not migrated, does not: requests are proxied, and `/ready` tells.
 """
 
+import functools
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
 django_application = leaving_cleanly(get_asgi_application())
 
 # Only now, because these need the application registry.
+from continuation.resume import stores  # noqa: E402
 from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN, daphne_closer, on_shutdown  # noqa: E402
 from gatewaysite import websocket  # noqa: E402
 from gatewaysite.lifespan import lifespan  # noqa: E402
@@ -57,8 +59,15 @@ def name_statuses() -> None:
             twisted.RESPONSES.setdefault(status.value, status.phrase.encode())
 
 
+@functools.cache
+def _open_early() -> None:
+    """With the first request of any kind, often a health check: some servers do not tell when the loop runs."""
+    stores.open_early()
+
+
 async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Django, with a way to break the client's connection off where the server has none of its own."""
+    _open_early()
     scope = scope | {"root_path": ""}  # daphne takes it from a header, which any client may send
     extensions = scope.get("extensions") or {}
     if CLOSE_CONNECTION not in extensions and (close := daphne_closer(send)):

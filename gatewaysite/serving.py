@@ -32,6 +32,7 @@ from twisted.logger import (
 )
 
 from continuation import audit, client, health
+from continuation.resume import generation, stores
 from gatewaysite.connection import Channel, Exchange, Factory, WebSockets
 from gatewaysite.lifespan import FLUSH_SECONDS, put_away
 
@@ -188,6 +189,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         try:
             await client.open_shared()
             audit.start()
+            stores.open_early()
             self.at_the_door = True
             self._port = self._listener.open(self.http_factory)
         except Exception as trouble:
@@ -197,6 +199,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         finally:
             name = self._listener.name
             self._listener.close()
+        generation.on_end.append(self._note_end)
         self._begin(self._keep_house(), "housekeeping")
         logger.info("serving on %s", name)
 
@@ -314,6 +317,7 @@ class Server(DaphneServer):  # type: ignore[misc]
     async def _close_doors(self) -> None:
         """Nobody is let in any more; who waits at the door has been."""
         health.begin_stopping()
+        generation.begin_stopping()
         if self._port is not None:
             self._port.numberAccepts = BACKLOG
             self._port.doRead()
@@ -337,7 +341,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         while not self._settled.is_set() and (left := until - time.monotonic()) > 0:
             logger.info("stopping: %s waited for", self._what_is_open)
             await self._settle(min(REPORT_SECONDS, left))
-        return not (self.channels or self.connections)
+        return self._is_quiet
 
     async def _end_what_is_open(self) -> None:
         logger.warning("stopping: %s ended", self._what_is_open)
@@ -345,6 +349,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         for protocol in list(self.connections):
             if isinstance(protocol, Exchange):
                 _safely(protocol.shut_down)
+        generation.shut_down_all()
         await self._settle(HURRIED_SECONDS if self._hurried else ENDING_SECONDS)
         for channel in [*self.channels, *self._websockets]:
             channel.transport.abortConnection()
@@ -370,13 +375,17 @@ class Server(DaphneServer):  # type: ignore[misc]
             for protocol, details in self.connections.items()
             if "disconnected" in details or not isinstance(protocol, Exchange)
         ]
-        streams = len(self.channels) - unread + len(others)
+        streams = len(self.channels) - unread + len(others) + generation.detached()
         said = [_counted(streams, "open stream")] if streams or not unread else []
         said += [_counted(unread, "unfinished request")] if unread else []
         return f"{' and '.join(said)} {'is' if streams + unread == 1 else 'are'}"
 
+    @property
+    def _is_quiet(self) -> bool:
+        return not (self.channels or self.connections or generation.running())
+
     def _note_end(self) -> None:
-        if self.is_stopping and not self.channels and not self.connections:
+        if self.is_stopping and self._is_quiet:
             self._settled.set()
 
     async def _settle(self, seconds: float) -> None:

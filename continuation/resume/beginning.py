@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from django.conf import settings
 from django.http import HttpRequest
 
+from continuation import metrics
 from continuation.client import Upstream
 from continuation.guard import Origin, relay_for
 from continuation.plan import Guarded
@@ -60,7 +61,10 @@ class Beginning:
         """None if the stream cannot be resumed, and is the caller's to run."""
         writer = await self._writer()
         if writer is None:
+            if self.task is not None:
+                metrics.resumable("unavailable")
             return None
+        metrics.resumable("resumable")
         generation.start(relay_for(splice, self.origin, upstream, keepalive=0), writer, stores.current())
         reading = reading_for(self.request, writer.stream_id, writer.log, START)
         return Started(reading.pieces(), names(self.request, writer.stream_id))

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 
 from django.conf import settings
 
+from continuation import metrics
 from continuation.events import Reason
 from continuation.relay import Relay
 from continuation.resume.log import State, Store, Writer
@@ -24,6 +25,7 @@ ENDING_SECONDS = 2.0
 _running: dict[str, Generation] = {}
 # Told after each end.
 on_end: list[Callable[[], None]] = []
+_stopping = False
 
 
 class Generation:
@@ -53,11 +55,11 @@ class Generation:
     def start(self) -> None:
         self.relay.on_continuation = self.writer.leg2_begins
         self.writer.listen(self.stop, self.let_go)
-        self.log.readers_changed = self._readers_changed
+        self.log.readers_changed = self.look_after
         name = f"generation of {self.relay.splice.request_id}"
         self._task = asyncio.create_task(self._run(), name=name)
         _running[self.writer.stream_id] = self
-        self._readers_changed()
+        self.look_after()
 
     async def _run(self) -> None:
         try:
@@ -80,6 +82,7 @@ class Generation:
         self._stop_waiting()
         self.log.readers_changed = None
         del _running[self.writer.stream_id]
+        _note()
         for told in on_end:
             told()
 
@@ -121,11 +124,13 @@ class Generation:
 
     # -- the grace ---------------------------------------------------------------------------------
 
-    def _readers_changed(self) -> None:
+    def look_after(self) -> None:
+        _note()
         self._stop_waiting()
         if self.is_detached:
-            loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(self._grace, self._grace_is_over)
+            # Nobody can come back to a process that stops, and that alone has the log.
+            grace = 0.0 if _stopping and not self.writer.is_shared else self._grace
+            self._patience = asyncio.get_running_loop().call_later(grace, self._grace_is_over)
 
     def _stop_waiting(self) -> None:
         patience, self._patience = self._patience, None
@@ -144,7 +149,7 @@ class Generation:
         elsewhere = await self._store.readers_elsewhere(self.writer.stream_id)
         self._question = None
         if elsewhere:
-            self._readers_changed()
+            self.look_after()
         else:
             self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
 
@@ -162,6 +167,10 @@ def running() -> int:
 def detached() -> int:
     """How many run although nobody in this process reads them."""
     return sum(generation.is_detached for generation in _running.values())
+
+
+def _note() -> None:
+    metrics.generations(running(), detached())
 
 
 def find(stream_id: str) -> Generation | None:
@@ -197,10 +206,22 @@ def shut_down(stream_id: str) -> bool:
     return True
 
 
-async def put_away() -> None:
-    """What is left when the process ends."""
+def shut_down_all() -> None:
     for stream_id in list(_running):
         shut_down(stream_id)
+
+
+def begin_stopping() -> None:
+    """The process lets nobody in any more."""
+    global _stopping
+    _stopping = True
+    for generation in _running.values():
+        generation.look_after()
+
+
+async def put_away() -> None:
+    """What is left when the process ends."""
+    shut_down_all()
     left = [generation.ended() for generation in _running.values()]
     with suppress(TimeoutError):
         async with asyncio.timeout(ENDING_SECONDS):

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from continuation.resume.hot import HotLog
+    from continuation.resume.hot import Held, HotLog
 
 # A reader is given so many bytes at a time, or one entry if that is larger.
 PIECE_BYTES = 2**16
@@ -183,6 +183,15 @@ class Taken:
 
 
 class Store(Protocol):
+    @property
+    def held(self) -> Held:
+        """What the logs in this process's memory hold."""
+        ...
+
+    def open(self) -> None:
+        """Begin to connect, so that the first stream finds the store ready. Never waits, never raises."""
+        ...
+
     async def begin(self, stream_id: str, request: bytes, seconds: float) -> Writer | None:
         """A new stream; None where it cannot be resumable: a limit is reached, or the store does not answer within
         `seconds`. request: what a takeover needs, kept as long as the stream runs."""

@@ -58,6 +58,9 @@ class MemoryStore:
         self._writers: dict[str, MemoryWriter] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
 
+    def open(self) -> None:
+        """There is nothing to be connected to."""
+
     async def begin(self, stream_id: str, request: bytes, seconds: float) -> MemoryWriter | None:
         if not self.has_place:
             return None

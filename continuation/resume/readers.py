@@ -5,10 +5,12 @@ from __future__ import annotations
 from django.conf import settings
 from django.http import HttpRequest
 
+from continuation import metrics
 from continuation.requests import headers_of, request_id, scope_of
 from continuation.resume import generation, stores, takeover, tokens
 from continuation.resume.log import Cursor, Log
 from continuation.resume.reading import Asked, Reading
+from continuation.resume.tokens import Kind
 from continuation.streams import ends_itself
 
 TRUE = ("1", "true", "yes", "on")
@@ -22,9 +24,14 @@ def authorization(request: HttpRequest) -> str:
     return request.headers.get("Authorization", "")
 
 
+def _issued(stream_id: str, caller: str, position: int | None = None) -> str:
+    metrics.token_issued(Kind.HEADER if position is None else Kind.CHECKPOINT)
+    return tokens.issue(stream_id, caller, position)
+
+
 def names(request: HttpRequest, stream_id: str) -> dict[bytes, bytes]:
     """The headers with which the stream can be found again."""
-    token = tokens.issue(stream_id, authorization(request))
+    token = _issued(stream_id, authorization(request))
     return {b"x-stream-id": stream_id.encode(), b"x-resume-token": token.encode()}
 
 
@@ -34,7 +41,7 @@ def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) 
     asked = Asked(
         request_id=request_id(request),
         cursor=cursor,
-        token=lambda position: tokens.issue(stream_id, caller, position),
+        token=lambda position: _issued(stream_id, caller, position),
         keepalive=settings.KEEPALIVE_SECONDS,
         checkpoints=settings.RESUME_CHECKPOINT_SECONDS if says(request, "X-Resume-Events") else 0.0,
         scope=scope_of(request),

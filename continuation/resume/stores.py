@@ -6,10 +6,15 @@ import asyncio
 
 from django.conf import settings
 
-from continuation import client
+from continuation import client, metrics
 from continuation.resume import generation
 from continuation.resume.log import Limits, Store
 from continuation.resume.memory import MemoryStore
+from continuation.resume.sealing import Seal
+
+if settings.REDIS_URL:
+    # Its packages are an extra, and take their time to be loaded.
+    from continuation.resume.redis import RedisStore
 
 _current: tuple[asyncio.AbstractEventLoop, Store] | None = None
 
@@ -19,9 +24,17 @@ def current() -> Store:
     global _current
     loop = asyncio.get_running_loop()
     if _current is None or _current[0] is not loop:
-        _current = loop, _opened()
+        store = _opened()
+        _current = loop, store
         client.before_closing(put_away)
+        metrics.watch_log(lambda: store.held)
     return _current[1]
+
+
+def open_early() -> None:
+    """Once the event loop runs, where streams can be resumed at all."""
+    if settings.RESUME_MODE != "off" and settings.GATEWAY_ROLE != "admin":
+        current().open()
 
 
 def _opened() -> Store:
@@ -33,7 +46,10 @@ def _opened() -> Store:
         ttl=settings.RESUME_TTL_SECONDS,
         grace=settings.RESUME_GRACE_SECONDS,
     )
-    return MemoryStore(limits)
+    if not settings.REDIS_URL:
+        return MemoryStore(limits)
+    seal = Seal(settings.RESUME_ENCRYPTION_KEYS)
+    return RedisStore(settings.REDIS_URL, limits, seal, on_append=metrics.appended)
 
 
 async def put_away() -> None:

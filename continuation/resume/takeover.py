@@ -7,6 +7,7 @@ import logging
 
 import orjson
 
+from continuation import metrics
 from continuation.events import Failure, Reason
 from continuation.guard import Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders
@@ -57,6 +58,7 @@ async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
     headers: of the request that comes back. Raises StoreAway.
     """
     taken = await store.take_over(stream_id)
+    metrics.takeover("taken" if taken else "another_was_first")
     if taken is None:
         return
     try:
@@ -93,6 +95,7 @@ async def stop_orphan(store: Store, stream_id: str) -> None:
 
 def _fail(taken: Taken) -> None:
     """Nothing is known of the stream but its events."""
+    metrics.takeover("failed")
     reason, failure = Reason.NO_RECOVERABLE_CONTENT, Failure.DISCONNECT
     _end(taken, State.FAILED, interrupted_event(failure, reason, failure))
 
