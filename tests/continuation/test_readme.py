@@ -12,6 +12,7 @@ from django.core.management import get_commands
 
 from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
 from continuation.plan import PassReason
+from continuation.resume.views import ERRORS
 from continuation.views import UNDELIVERED
 from gatewaysite.connection import BROKEN, REFUSED
 from strategies.models import Strategy
@@ -126,6 +127,7 @@ TABLES: list[Mapping[int, tuple[str, ...]]] = [UNDELIVERED, REFUSED, {500: BROKE
 COMPUTED = {
     "json_error(status, message, kind, code, headers)",
     "json_error(status, message, 'invalid_request_error', code, headers)",  # of _own_error
+    "json_error(status, refused.message or message, kind, refused.code, headers, **more)",
     "json_error(status, f\"{body.rstrip('.')}.\", *REFUSED.get(status, BROKEN))",
 }
 
@@ -137,7 +139,9 @@ PLACES = {"json_error": (0, 3), "_own_error": (1, 2)}
 def refusals() -> set[tuple[str, str]]:
     """Each code that the sources can answer with, and its status."""
     found = {(told[1], str(status)) for each in TABLES for status, told in each.items()}
-    for path in (*settings.BASE_DIR.glob("continuation/*.py"), *settings.BASE_DIR.glob("gatewaysite/*.py")):
+    found |= {(code, str(status)) for code, (status, _message) in ERRORS.items()}
+    folders = ("continuation", "continuation/resume", "gatewaysite")
+    for path in (path for folder in folders for path in settings.BASE_DIR.glob(f"{folder}/*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in PLACES:
                 found |= refused_by(node)
