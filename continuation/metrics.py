@@ -15,7 +15,7 @@ import glob
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import ParamSpec, Protocol
 
@@ -37,6 +37,7 @@ from prometheus_client import (  # noqa: E402
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     exposition,
     generate_latest,
@@ -50,11 +51,13 @@ P = ParamSpec("P")
 
 # How old the size of the log of another process may be.
 REFRESH_SECONDS = 1.0
-# A process may begin a file, or take one away, while all are being read.
+# A process may take its file away while all are being read.
 ATTEMPTS = 3
 
 GUARDED = "guarded"
 UNBROKEN = "unbroken"  # the outcome of a guarded stream that needed nothing
+RESUMABLE_OUTCOMES = ("resumable", "unavailable")
+TAKEOVER_OUTCOMES = ("taken", "another_was_first", "failed")
 RESUME_OUTCOMES = ("ok", "bad_cursor", "not_found", "expired", "trimmed", "unavailable", "finished")
 TOKEN_KINDS = ("header", "checkpoint")
 
@@ -111,9 +114,9 @@ _audit_rows = _counter("audit_rows", "Rows of the audit, written or lost.", "sta
 
 _resumable = _counter(
     "resumable_streams",
-    "Streams begun that were to be resumable: resumable, or why not.",
+    "Streams begun that were to be resumable, and are or are not.",
     "outcome",
-    ["resumable"],
+    RESUMABLE_OUTCOMES,
 )
 _resumes = _counter("resumes", "Requests that resume a stream.", "outcome", RESUME_OUTCOMES)
 _resume_first_event = _seconds("resume_first_event", "From a resume to the first event sent.", QUICK)
@@ -121,7 +124,7 @@ _resume_live = _seconds("resume_live", "From a resume to all being sent that the
 _tokens_issued = _counter("resume_tokens_issued", "Resume tokens handed out.", "kind", TOKEN_KINDS)
 _tokens_used = _counter("resume_tokens_used", "Resume tokens that opened a stream.", "kind", TOKEN_KINDS)
 _takeovers = _counter(
-    "takeovers", "Streams whose process was gone, and what became of them.", "outcome", ["taken"]
+    "takeovers", "Streams whose process was gone, and what became of them.", "outcome", TAKEOVER_OUTCOMES
 )
 _generations = _gauge("generations", "Resumable streams being generated now.")
 _detached = _gauge("generations_without_reader", "Of these, those that nobody reads now.")
@@ -197,7 +200,7 @@ def audit_rows(*, written: int = 0, lost: int = 0) -> None:
 
 @_quietly
 def resumable(outcome: str) -> None:
-    """A stream begins that was to be resumable: `resumable`, or in a word why it is not."""
+    """A stream begins that was to be resumable: one of RESUMABLE_OUTCOMES."""
     _resumable(outcome).inc()
 
 
@@ -233,7 +236,7 @@ def token_used(kind: str) -> None:
 
 @_quietly
 def takeover(outcome: str) -> None:
-    """A stream whose process is gone: `taken`, or in a word why not."""
+    """A stream whose process is gone: one of TAKEOVER_OUTCOMES."""
     _takeovers(outcome).inc()
 
 
@@ -315,21 +318,28 @@ def told(accept: str) -> tuple[bytes, str]:
     if not DIRECTORY:
         return encode(REGISTRY), content_type
     for _ in range(ATTEMPTS - 1):
-        with suppress(Exception):
-            return encode(_of_all_processes()), content_type
-    return encode(_of_all_processes()), content_type
+        with suppress(FileNotFoundError):
+            return encode(OfAllProcesses()), content_type
+    return encode(OfAllProcesses()), content_type
 
 
-def _of_all_processes() -> CollectorRegistry:
-    _leave_out_the_dead()
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, DIRECTORY)  # type: ignore[no-untyped-call]
-    return registry
+class OfAllProcesses(CollectorRegistry):
+    """The sums, read anew for each who asks."""
+
+    def collect(self) -> Iterator[Metric]:
+        _leave_out_the_dead()
+        files = _files("*.db")
+        begun = [path for path in files if os.path.getsize(path)]
+        yield from MultiProcessCollector.merge(begun)  # type: ignore[no-untyped-call]
+
+
+def _files(pattern: str) -> list[str]:
+    return glob.glob(os.path.join(glob.escape(DIRECTORY), pattern))
 
 
 def _leave_out_the_dead() -> None:
     """What those had open who could not clean up."""
-    for path in glob.glob(os.path.join(glob.escape(DIRECTORY), "gauge_live*_*.db")):
+    for path in _files("gauge_live*_*.db"):
         pid = path.removesuffix(".db").rpartition("_")[2]
         if pid.isdecimal() and not _lives(int(pid)):
             with suppress(FileNotFoundError):  # somebody else was quicker
