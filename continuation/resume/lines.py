@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
+import hiredis
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -25,10 +26,10 @@ IDLE_LINES = 4
 ASKING_LINES = 16
 
 Value = str | bytes | int
-Command = Sequence[Value]
+Command = tuple[Value, ...]
 
 
-def call(script: Script, keys: Sequence[str], *values: Value) -> tuple[Value, ...]:
+def call(script: Script, keys: Sequence[str], *values: Value) -> Command:
     return ("EVALSHA", script.sha, len(keys), *keys, *values)
 
 
@@ -76,7 +77,7 @@ class Line:
         connection = self._connection
         with _translated():
             async with asyncio.timeout(seconds):
-                packed = connection.pack_commands(commands)
+                packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
                 await connection.send_packed_command(packed, check_health=False)
                 return [await self._answer() for _ in commands]
 
