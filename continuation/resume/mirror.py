@@ -182,6 +182,7 @@ class Mirror:
         self, lines: Lines, owner: str, limits: Limits, seal: Seal, on_append: Callable[[float], None]
     ) -> None:
         self.kept: dict[str, Kept] = {}
+        self.handed: set[str] = set()  # this process does not take them back
         self.health = Health()
         self.held = Held()
         self._lines, self._owner, self._limits, self._seal = lines, owner, limits, seal
@@ -229,6 +230,13 @@ class Mirror:
             self.note(kept)
             loop = asyncio.get_running_loop()
             self._expiries[log.stream_id] = loop.call_later(self._limits.ttl, self.forget, kept)
+
+    def hand_over(self, kept: Kept) -> None:
+        """Once all of it is written it is nobody's, for another process to take."""
+        if kept.runs:
+            kept.is_handed = True
+            self.handed.add(kept.log.stream_id)
+            self.note(kept)
 
     def drop(self, kept: Kept) -> None:
         """No trace of it stays."""

@@ -65,9 +65,7 @@ class RedisWriter:
         self._mirror.end(self._kept, state)
 
     def hand_over(self) -> None:
-        if self._kept.runs:
-            self._kept.is_handed = True
-            self._mirror.note(self._kept)
+        self._mirror.hand_over(self._kept)
 
     def discard(self) -> None:
         self._mirror.drop(self._kept)
@@ -103,8 +101,10 @@ class RedisStore:
         self._following = Following(self._lines, self._seal)
         self._tasks: list[asyncio.Task[None]] = []
         self._taking: set[str] = set()
-        self._handed: set[str] = set()
         self._is_closing = False
+
+    def open(self) -> None:
+        self._start()
 
     @property
     def held(self) -> Held:
@@ -186,7 +186,7 @@ class RedisStore:
             self._taking.discard(stream_id)
 
     def _cannot_take(self, stream_id: str) -> bool:
-        here = stream_id in self._mirror.kept or stream_id in self._taking or stream_id in self._handed
+        here = stream_id in self._mirror.kept or stream_id in self._taking or stream_id in self._mirror.handed
         return here or self._is_closing
 
     async def _claim(self, stream_id: str, meta: Meta) -> Taken | None:
@@ -311,9 +311,7 @@ class RedisStore:
             return
         self._is_closing = True
         for kept in self._mirror.kept.values():
-            if kept.runs:
-                kept.is_handed = True
-                self._mirror.note(kept)
+            self._mirror.hand_over(kept)
         if self._tasks:
             await self._mirror.settle(CLOSE_SECONDS)
         for task in self._tasks:

@@ -44,7 +44,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
         pytest.skip(reason)
     server = RedisServer(tmp_path)
     yield server
-    server.stop()
+    server.kill()
 
 
 @pytest.fixture
