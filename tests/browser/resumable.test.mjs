@@ -355,6 +355,18 @@ test("a reader who takes his time is no silence of the server", async () => {
   assert.deepEqual([found.error, found.ids, asked.length], [null, [1, 2, 3, 4], 1]);
 });
 
+test("a connection from before the network's coming back is not trusted, if it can be replaced", async () => {
+  const online = new EventTarget();
+  script = [streamed(words(1, 2), { then: "hold" }), streamed(event(3, "[DONE]"))];
+  const found = await read(asking({ online }), ({ id }) => id === 2 && online.dispatchEvent(new Event("online")));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3]]);
+
+  const headers = { "X-Resume": "unavailable" };
+  script = [streamed(words(1, 2) + event(3, "[DONE]"), { headers })];
+  const plain = await read(asking({ online }), () => void online.dispatchEvent(new Event("online")));
+  assert.deepEqual([plain.error, plain.events.length], [null, 3]);
+});
+
 test("a connection that is dropped on purpose is gone back to", async () => {
   script = [streamed(words(1, 2), { then: "hold" }), streamed(event(3, "[DONE]"))];
   const stream = asking();

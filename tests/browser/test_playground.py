@@ -1,0 +1,258 @@
+"""Answers that are broken in the playground: the page has the uninterrupted answer all the same."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from selenium.webdriver import Chrome
+
+from tests.browser.conftest import DELAY_MS, SCALE, GatewayFor
+from tests.browser.engines import Engine
+from tests.browser.line import Line
+from tests.browser.playing import Playground, assert_whole
+
+PlaygroundAt = Callable[[str], Playground]
+OFFLINE_SECONDS = 5.0
+
+
+@pytest.fixture
+def offline(browser: Chrome) -> Iterator[Callable[[bool], None]]:
+    """offline(True): the browser has no network."""
+
+    def set_offline(is_offline: bool) -> None:
+        conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1, "offline": is_offline}
+        browser.execute_cdp_cmd("Network.enable", {})
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+
+    yield set_offline
+    set_offline(False)
+
+
+@pytest.fixture
+def two_engines() -> Iterator[tuple[Engine, Engine]]:
+    engines = Engine(DELAY_MS, SCALE), Engine(DELAY_MS, SCALE)
+    yield engines
+    for engine in engines:
+        engine.stop()
+
+
+def test_an_answer_that_nothing_breaks_is_all_of_leg_1_and_live(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Nothing breaks.")
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Nothing breaks."))
+    assert (shown.leg2, shown.replayed) == ([], [])
+    assert shown.has_logged("finish_reason: stop")
+    assert shown.has_logged("usage: ")
+
+
+def test_a_page_that_is_reloaded_in_mid_answer_has_all_of_it(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Reload this.")
+    page.wait_for_events(30)
+    page.reload()
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Reload this."))
+    assert shown.replayed == list(range(1, len(shown.replayed) + 1))
+    assert 30 <= len(shown.replayed) < len(shown.ids), "the page came back too late"
+    assert (shown.reasoning + shown.content).startswith(shown.replayedText)
+
+
+def test_an_answer_that_has_ended_is_there_after_a_reload_as_well(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Reload this late.")
+    page.wait_for_end()
+    page.reload()
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Reload this late."))
+    assert shown.replayed == shown.ids
+
+
+def test_a_browser_that_is_offline_for_a_while_goes_on(
+    gateway: GatewayFor,
+    playground: PlaygroundAt,
+    oracle: Engine,
+    offline: Callable[[bool], None],
+    line: Callable[[int], Line],
+) -> None:
+    cable = line(gateway().port)
+    page = playground(cable.url)
+    page.ask("Go offline.")
+    page.wait_for_events(30)
+    offline(True)  # which refuses new connections, but leaves those alone that are there
+    assert cable.cut() > 0
+    accepted = cable.accepted
+    went = time.monotonic()
+    away = page.wait_for(lambda shown: shown.state == "reconnecting", "the break")
+    while time.monotonic() < went + OFFLINE_SECONDS:
+        time.sleep(0.1)
+    assert page.shown().ids == away.ids, "the stream went on without a network"
+    assert cable.accepted == accepted
+    offline(False)
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Go offline."))
+    assert len(shown.replayed) > 10, "nothing was missed"
+    assert min(shown.replayed) == away.ids[-1] + 1
+
+
+def test_a_line_that_is_down_for_a_while_costs_nothing(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine, line: Callable[[int], Line]
+) -> None:
+    cable = line(gateway().port)
+    page = playground(cable.url)
+    page.ask("Pull the plug.")
+    page.wait_for_events(30)
+    assert cable.go_down() > 0
+    page.wait_for(lambda shown: shown.has_logged("Attempt 3 "), "the third attempt")
+    cable.come_up()
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Pull the plug."))
+    assert shown.replayed
+
+
+def test_an_engine_that_is_killed_is_followed_by_leg_2(
+    gateway: GatewayFor,
+    playground: PlaygroundAt,
+    oracle: Engine,
+    two_engines: tuple[Engine, Engine],
+) -> None:
+    dying, other = two_engines
+    page = playground(gateway(DOWNSTREAM_URL=dying.url, CONTINUATION_URL=other.url).url)
+    page.ask("Kill the engine.")
+    page.wait_for_events(40)
+    dying.kill()
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Kill the engine."))
+    shown = page.wait_for(lambda shown: bool(shown.leg2), "the colour of leg 2")
+    assert shown.leg2 == shown.ids[-len(shown.leg2) :]
+    assert len(shown.leg2) < len(shown.ids) - 30
+    assert (shown.reasoning + shown.content).endswith(shown.leg2Text)
+    assert shown.leg2Text
+    assert shown.replayed == []
+    assert other.legs() == [2]
+
+
+def test_the_button_breaks_the_engines_connection(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Break the engine.")
+    page.wait_for_events(40)
+    page.press("break-engine")
+    broken = page.wait_for(lambda shown: shown.has_logged("has been broken off"), "the gateway's word")
+    shown = page.wait_for(lambda shown: bool(shown.leg2Text), "the colour of leg 2")
+    assert shown.state == "live", "the colour came only with the end"
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Break the engine."))
+    assert 30 < shown.leg2[0] <= len(broken.ids) + 10
+    assert shown.leg2 == list(range(shown.leg2[0], len(shown.ids) + 1))
+
+
+def test_the_button_breaks_the_pages_own_connection(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Break the connection.")
+    for count in (20, 40, 60):
+        page.wait_for_events(count)
+        page.wait_for(lambda shown: shown.state == "live", "being live")
+        page.press("break-connection")
+        page.wait_for(lambda shown: shown.has_logged("Attempt 1 in"), "the break")
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Break the connection."))
+    assert sum("connection was dropped" in text for text in shown.log) == 3
+
+
+def test_a_page_that_stayed_away_goes_on_where_it_left(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine, engine: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Stay away.")
+    page.wait_for_events(20)
+    page.press("leave")
+    left = page.wait_for(lambda shown: shown.state == "closed", "the leaving")
+    assert engine.open_streams() == 1, "the generation must go on"
+    time.sleep(1.0)  # what comes meanwhile is what is replayed
+    assert page.shown().ids == left.ids
+    page.press("go-on")
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Stay away."))
+    assert shown.replayed
+    assert shown.replayed[0] == left.ids[-1] + 1
+
+
+def test_a_stream_that_is_stopped_ends_at_the_engine_too(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine, engine: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.ask("Stop it.")
+    page.wait_for_events(20)
+    assert engine.open_streams() == 1
+    page.press("stop")
+    shown = page.wait_for(lambda shown: shown.has_logged("Stopped at event"), "the stop")
+    assert shown.state == "stopped"
+    told = oracle.ask("Stop it.")
+    assert (told.reasoning + told.content).startswith(shown.reasoning + shown.content)
+    until = time.monotonic() + 30
+    while engine.open_streams():
+        assert time.monotonic() < until, "the engine goes on"
+        time.sleep(0.05)
+
+
+def test_under_serve_an_answer_survives_all_of_it_together(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway("serve").url)
+    page.ask("Break everything.")
+    page.wait_for_events(20)
+    page.press("break-connection")
+    page.wait_for_events(35)
+    page.press("break-engine")
+    page.wait_for(lambda shown: bool(shown.leg2), "leg 2")
+    page.reload()
+    page.wait_for_events(45)
+    page.press("leave")
+    page.wait_for(lambda shown: shown.state == "closed", "the leaving")
+    page.press("go-on")
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Break everything."))
+    shown = page.wait_for(lambda shown: bool(shown.leg2), "the colour of leg 2")
+    assert set(shown.leg2) & set(shown.replayed), "of leg 2 nothing was replayed"
+    assert set(shown.leg2) - set(shown.replayed)
+
+
+def test_with_an_authorization_a_reloaded_page_asks_for_it_once_more(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.enter(authorization="Bearer only-for-tests")
+    page.ask("Who asks?")
+    page.wait_for_events(20)
+    page.reload()
+    shown = page.wait_for(lambda shown: shown.has_logged("enter its authorization"), "the question")
+    kept: str = page.browser.execute_script("return JSON.stringify({...sessionStorage, ...localStorage})")
+    assert "only-for-tests" not in kept
+    assert shown.ids == []
+    page.enter(authorization="Bearer only-for-tests")
+    page.press("go-on")
+    assert_whole(page.wait_for_end(), oracle.ask("Who asks?"))
+
+
+def test_a_stream_that_cannot_be_resumed_is_shown_as_such(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway(RESUME_MODE="off").url)
+    page.ask("Only once.")
+    page.wait_for_events(20)
+    page.press("break-connection")
+    shown = page.wait_for_end()
+    assert shown.state == "failed"
+    assert shown.has_logged("not resumable")
+    told = oracle.ask("Only once.")
+    assert (told.reasoning + told.content).startswith(shown.reasoning + shown.content)
