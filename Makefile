@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
 CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-engines test-clients fuzz drill soak check run bench clean
+.PHONY: help setup demo test test-browser test-engines test-clients fuzz drill soak check run bench clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ test-engines: $(STAMP)  ## run the tests against real engines, which are install
 test-clients: $(STAMP)  ## read streams with the clients of PyPI and npm, which are installed in build/clients first
 	@$(BIN)/python tests/clients/prepare.py
 	@$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
+
+test-browser: $(STAMP)  ## break answers in chromium, which is Debian's packages chromium and chromium-driver; needs node too
+	@$(BIN)/python -m pytest tests/browser -m browser $(ARGS)
 
 fuzz: $(STAMP)  ## let random events loose on the core, each fuzzer for MINUTES=10 (ARGS=NAME for one)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check atheris \

@@ -41,7 +41,8 @@
  * @property {Partial<Retry>} [retry]
  * @property {RequestCredentials} [credentials] as fetch's
  * @property {typeof globalThis.fetch} [fetch]
- * @property {EventTarget} [online] whose `online` event ends a wait early; the window, if not given
+ * @property {EventTarget} [online] whose `online` event ends a wait early, and a connection from before; the window, if
+ *   not given
  * @property {() => number} [random]
  */
 
@@ -236,9 +237,11 @@ export class ResumableStream {
   async *[Symbol.asyncIterator]() {
     if (this.#iterated) throw new TypeError("a stream can be iterated over once");
     this.#iterated = true;
-    const { signal } = this.#manner;
+    const { signal, online = /** @type {EventTarget} */ (globalThis) } = this.#manner;
     const close = () => this.close();
+    const back = () => this.resumable && this.drop(); // a connection from before may be dead, and nobody has said so
     signal?.addEventListener("abort", close);
+    online.addEventListener?.("online", back); // Node's globals are no event target
     if (signal?.aborted) this.close();
     try {
       if (!this.#leaving) yield* this.#events();
@@ -249,6 +252,7 @@ export class ResumableStream {
       }
     } finally {
       signal?.removeEventListener("abort", close);
+      online.removeEventListener?.("online", back);
       if (!this.#leaving && this.status.state !== "failed") this.close();
       this.#connection.abort();
       if (this.#leaving && this.status.state !== "done") this.#tell({ state: this.#leaving });
@@ -562,16 +566,13 @@ export class ResumableStream {
 
   /** @param {number} milliseconds */
   #pause(milliseconds) {
-    const online = this.#manner.online ?? /** @type {EventTarget} */ (globalThis);
     return /** @type {Promise<void>} */ (
       new Promise((resolve) => {
         const done = () => {
           clearTimeout(timer);
-          online.removeEventListener?.("online", done);
           resolve();
         };
         const timer = setTimeout(done, milliseconds);
-        online.addEventListener?.("online", done);
         this.#wake = done;
       })
     );
