@@ -72,6 +72,20 @@ CORS_ALLOW_HEADERS = [
     "x-resumable",
     "x-resume-events",
     "x-resume-token",
+    # what OpenAI's client for JavaScript sends
+    "openai-organization",
+    "openai-project",
+    "x-stainless-arch",
+    "x-stainless-custom-poll-interval",
+    "x-stainless-helper-method",
+    "x-stainless-lang",
+    "x-stainless-os",
+    "x-stainless-package-version",
+    "x-stainless-poll-helper",
+    "x-stainless-retry-count",
+    "x-stainless-runtime",
+    "x-stainless-runtime-version",
+    "x-stainless-timeout",
 ]
 CORS_EXPOSE_HEADERS = [
     "Retry-After",

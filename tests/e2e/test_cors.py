@@ -102,6 +102,7 @@ def test_a_preflight_is_answered_by_the_gateway(
         "x-resumable",
         "x-resume-events",
         "x-resume-token",
+        "x-stainless-retry-count",
     }
     assert int(answer.header("Access-Control-Max-Age") or 0) > 0
     assert answer.all("Access-Control-Allow-Credentials") == []
