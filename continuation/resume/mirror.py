@@ -570,6 +570,7 @@ class Mirror:
         self._is_late()
         for kept in self.kept.values():
             _begun(kept, False)
+        self._idle.set()  # nobody need wait for what may never be written
 
 
 def _begun(kept: Kept, whether: bool) -> None:

@@ -65,6 +65,35 @@ async def test_a_reader_that_joins_late_is_as_far_behind_as_what_it_has_not_read
     await reader.aclose()
 
 
+async def test_an_entry_that_would_push_out_what_nobody_has_read_has_no_room() -> None:
+    log, _ = hot(Limits(events=100, bytes=1000))
+    reader = log.reader(START)
+    log.append([event(1, size=400)])
+    async with asyncio.timeout(DEADLINE):
+        await log.room(500)  # both fit
+    waiting = asyncio.create_task(log.room(900))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await reader.read()
+    async with asyncio.timeout(DEADLINE):
+        await waiting
+        await log.room(5000)  # larger than the log: the newest is always kept, and nothing unread is lost
+    await reader.aclose()
+
+
+@pytest.mark.parametrize("end", ["hurry", "expire"])
+async def test_nobody_is_waited_for_once_the_stream_ends(end: str) -> None:
+    log, _ = hot()
+    log.reader(START)
+    log.append([Entry(1, 0, b"x" * (WINDOW_BYTES + 1))])
+    waiting = asyncio.create_task(log.room())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    getattr(log, end)()
+    async with asyncio.timeout(DEADLINE):
+        await waiting
+
+
 async def test_a_window_is_half_of_a_small_log() -> None:
     log, _ = hot(Limits(events=10, bytes=2**20))
     reader = log.reader(START)

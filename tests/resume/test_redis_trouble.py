@@ -35,7 +35,7 @@ from tests.resume.streams import (
 
 Opened = Callable[..., RedisStore]
 # What a live stream may wait for a store in trouble: PATIENCE, and what a busy machine adds. Far below any timeout.
-SOON = 0.4
+SOON = 1.0
 
 
 def asked(server: RedisServer) -> redis.Redis:
