@@ -12,7 +12,7 @@ from continuation.resume.hot import Held, HotLog
 from continuation.resume.lines import Lines, call
 from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
 from continuation.resume.mirror import HOUSEKEEPING_SECONDS, TURNS, Kept, Mirror
-from continuation.resume.remote import SECOND_LOOK_SECONDS, Following, Meta, RemoteLog, follows
+from continuation.resume.remote import Following, Meta, RemoteLog, follows
 from continuation.resume.scripts import (
     CLAIM,
     END_PART,
@@ -54,8 +54,8 @@ class RedisWriter:
     def aside(self, comments: bytes) -> None:
         self.log.aside(comments)
 
-    async def room(self) -> None:
-        await self.log.room()
+    async def room(self, coming: int) -> None:
+        await self.log.room(coming)
 
     def leg2_begins(self) -> None:
         self.log.leg2_from = self.log.last + 1
@@ -253,15 +253,9 @@ class RedisStore:
         return b"".join(pieces)
 
     async def _is_orphaned(self, meta: Meta) -> bool:
-        """Looks twice at a lease that is not there."""
-        if not meta.owner:
+        if not meta.owner or meta.owner == self.owner:  # and not among the streams of this process
             return True
-        if meta.owner == self.owner:  # and not among the streams of this process
-            return True
-        if not self._mirror.health.is_steady or await self._following.is_alive(meta.owner):
-            return False
-        await asyncio.sleep(SECOND_LOOK_SECONDS)
-        return self._mirror.health.is_steady and not await self._following.is_alive(meta.owner)
+        return self._mirror.health.is_steady and await self._following.is_dead(meta.owner)
 
     # -- the tasks ---------------------------------------------------------------------------------
 

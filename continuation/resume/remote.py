@@ -17,6 +17,7 @@ from continuation.resume.sealing import Seal, Unreadable
 
 # A lease that is not there is looked for again after so long: Redis may have been away, and its owner back just now.
 SECOND_LOOK_SECONDS = 0.5
+MISSED_SECONDS = 2.0
 # A reader waits so long for Redis to come back, or for a log that Redis has lost to be written again.
 AWAY_SECONDS = 2.0
 MISSING_SECONDS = 1.0
@@ -67,13 +68,32 @@ class Following:
     def __init__(self, lines: Lines, seal: Seal) -> None:
         self.lines, self.seal = lines, seal
         self.readers: set[RemoteReader] = set()
+        self._missed: dict[str, tuple[float, float]] = {}  # owners without a lease: first and last looked for
 
     async def meta(self, stream_id: str) -> Meta | None:
         (values,) = await self.lines.ask(("HMGET", keys_of(stream_id).meta, *FIELDS))
         return meta_of(values)
 
-    async def is_alive(self, owner: str) -> bool:
+    async def is_dead(self, owner: str) -> bool:
+        """Looks twice at a lease that is not there, unless somebody has looked just now."""
+        if await self._has_lease(owner):
+            return False
+        wait = self._missed[owner][0] + SECOND_LOOK_SECONDS - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+            return not await self._has_lease(owner)
+        return True
+
+    async def _has_lease(self, owner: str) -> bool:
         (found,) = await self.lines.ask(("EXISTS", lease_of(owner)))
+        now = time.monotonic()
+        self._missed = {
+            each: times for each, times in self._missed.items() if now - times[1] < MISSED_SECONDS
+        }
+        if found:
+            self._missed.pop(owner, None)
+        else:
+            self._missed[owner] = (self._missed.get(owner, (now, now))[0], now)
         return bool(found)
 
     async def show_readers(self) -> None:
