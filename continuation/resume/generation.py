@@ -66,10 +66,13 @@ class Generation:
             async with aclosing(self.relay.pieces()) as pieces:
                 async for piece in pieces:
                     entries, comments = self._numbering.feed(piece)
-                    self.writer.append(entries)
                     if comments:
                         self.writer.aside(comments)
-                    await self.writer.room()
+                    for (
+                        entry
+                    ) in entries:  # one by one: no reader who is here may be overtaken by the log's limits
+                        await self.writer.room(len(entry.data))
+                        self.writer.append((entry,))
             self.writer.append(self._numbering.finish())
         except Exception:
             logger.exception("request %s: the generation failed", self.relay.splice.request_id)
@@ -101,6 +104,7 @@ class Generation:
     def shut_down(self) -> None:
         """The process ends, and nobody else could go on."""
         self.relay.shut_down()
+        self.log.hurry()
 
     def let_go(self) -> None:
         """Another process goes on with it: end without another word."""
@@ -117,6 +121,7 @@ class Generation:
         if self._given_up is None and not self.relay.splice.ended:
             self._given_up = state
             self.relay.give_up(reason)
+            self.log.hurry()
 
     async def ended(self) -> None:
         if self._task is not None:

@@ -54,6 +54,8 @@ class HotLog:
         self._readers: set[HotReader] = set()
         self._waiting: set[asyncio.Future[None]] = set()
         self._room: asyncio.Future[None] | None = None
+        self._coming = 0
+        self._hurried = False
         held.streams += 1
 
     # -- writing -----------------------------------------------------------------------------------
@@ -120,23 +122,34 @@ class HotLog:
         self._entries.clear()
         self._start = self.bytes = 0
         self._wake()
+        self._readers_moved()
 
-    async def room(self) -> None:
-        """Wait while even the fastest of the readers is a window behind; without a reader there is always room."""
-        while self._is_full:
-            self._room = asyncio.get_running_loop().create_future()
+    async def room(self, coming: int = 0) -> None:
+        """Wait while even the fastest of the readers is a window behind, or an entry of `coming` bytes would push out
+        what it has not read; without a reader there is always room."""
+        while self._is_full(coming):
+            self._room, self._coming = asyncio.get_running_loop().create_future(), coming
             try:
                 await self._room
             finally:
                 self._room = None
 
-    @property
-    def _is_full(self) -> bool:
-        most = min(WINDOW_BYTES, self.limits.bytes // 2)
-        entries = self.limits.events // 2
-        return bool(self._readers) and all(
-            reader.behind_bytes > most or reader.behind_entries > entries for reader in self._readers
-        )
+    def hurry(self) -> None:
+        """The stream ends now: nobody is waited for any more."""
+        self._hurried = True
+        self._readers_moved()
+
+    def _is_full(self, coming: int) -> bool:
+        if self._hurried or self.gone:
+            return False
+        return bool(self._readers) and all(self._is_far(reader, coming) for reader in self._readers)
+
+    def _is_far(self, reader: HotReader, coming: int) -> bool:
+        limits, behind = self.limits, reader.behind_bytes
+        if behind > min(WINDOW_BYTES, limits.bytes // 2) or reader.behind_entries > limits.events // 2:
+            return True
+        overtaken = behind + coming > limits.bytes or reader.behind_entries >= limits.events
+        return overtaken and reader.behind_entries > 0
 
     def _trim(self) -> None:
         entries, at = self._entries, self._start
@@ -246,7 +259,7 @@ class HotLog:
                 waiting.set_result(None)
 
     def _readers_moved(self) -> None:
-        if self._room is not None and not self._room.done() and not self._is_full:
+        if self._room is not None and not self._room.done() and not self._is_full(self._coming):
             self._room.set_result(None)
 
 

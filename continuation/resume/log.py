@@ -145,8 +145,9 @@ class Writer(Protocol):
         """Whole comment lines for the readers that are there now; they are not kept."""
         ...
 
-    async def room(self) -> None:
-        """The one call that waits: while readers in this process have not taken what is there, a window of it."""
+    async def room(self, coming: int) -> None:
+        """The one call that waits, for an entry of so many bytes: while readers in this process have not taken what is
+        there, a window of it, or would lose what they have not taken."""
         ...
 
     def leg2_begins(self) -> None:

@@ -29,8 +29,8 @@ class MemoryWriter:
     def aside(self, comments: bytes) -> None:
         self.log.aside(comments)
 
-    async def room(self) -> None:
-        await self.log.room()
+    async def room(self, coming: int) -> None:
+        await self.log.room(coming)
 
     def leg2_begins(self) -> None:
         self.log.leg2_from = self.log.last + 1
