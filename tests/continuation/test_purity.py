@@ -22,6 +22,8 @@ CORE = [
     "continuation.splice",
     "continuation.wording",
     "continuation.events",
+    "continuation.resume.log",
+    "continuation.resume.numbering",
     "strategies.types",
     "strategies.builders",
 ]

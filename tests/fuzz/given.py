@@ -15,6 +15,7 @@ from tests.fuzz.targets import CUT, TARGETS
 
 LINES = [b"data: {}", b"data:x", b"data", b"data:", b": c", b":", b"event: error", b"event", b"id: 1", b"foo", b"",
          b"", b"datax", b"\xef\xbb\xbf", b"data: " + b"y" * 20, b": " + b"y" * 70]  # fmt: skip
+ID_LINES = [b"id", b"id:", b"id: 77", b"idx", b"i", b"retry: 5", b"id: " + b"7" * 70]
 LINE_ENDS = [b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r", b"\r\n\r\n"]
 CALL = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
 EVENTS = [
@@ -67,6 +68,9 @@ VALUES = st.recursive(
 BYTES: dict[str, st.SearchStrategy[bytes]] = {
     "decoder": st.tuples(
         st.binary(min_size=1, max_size=1), joined([*LINES, *LINE_ENDS, *LINE_ENDS, CUT])
+    ).map(b"".join),
+    "numbering": st.tuples(
+        st.binary(min_size=1, max_size=1), joined([*LINES, *ID_LINES, *LINE_ENDS, *LINE_ENDS, CUT])
     ).map(b"".join),
     "chunks": joined(CHUNK) | VALUES.map(lambda value: event(value)[6:-2]),
     "seam": st.lists(st.sampled_from(TEXT), max_size=30).map(lambda pieces: "".join(pieces).encode()),

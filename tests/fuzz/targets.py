@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from continuation.asking import Unasked
@@ -24,13 +25,16 @@ from continuation.chunks import (
 from continuation.events import Failure
 from continuation.leg import Leg
 from continuation.plan import Guarded
+from continuation.resume.log import Entry
+from continuation.resume.numbering import Numbering
 from continuation.rewrite import Rewriter
 from continuation.seam import Field, RestartDeparted, Seam
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
 from continuation.sse import Event, EventDecoder, closed
 from continuation.usage import Estimator, delivered, joined_usage
 from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback, Partial
-from tests.fuzz.reading import blocks
+from tests.continuation.eventsource import blocks_without_data, dispatched
+from tests.fuzz.reading import LINE_END, blocks
 
 CUT = b"\xfe"  # between two reads; in no text, for it is no UTF-8
 STRATEGIES = (
@@ -65,6 +69,51 @@ def decoder(data: bytes) -> None:
             b"\n" + closed(last.raw)
         )  # where no byte order mark is taken for one
         assert [one.data for one in again if one.data is not None] == [last.data] * (last.data is not None)
+
+
+def numbering(data: bytes) -> None:
+    """However they are cut, bytes become events with the numbers 1, 2, 3 ... that say what they said."""
+    limit = (16, 64, 2**20)[data[0] % 3] if data else 16
+    reads = data[1:].split(CUT)
+    stream = b"".join(reads)
+    entries, comments = _numbered(reads, limit)
+    told = dispatched(b"".join(entry.data for entry in entries))
+    # What the stream left open is ended.
+    events = [one for one in blocks(stream + b"\n\n") if one.data is not None]
+    assert [one.data for one in told] == [one.data for one in events]
+    assert [(one.id, one.told) for one in told] == [(b"%d" % (at + 1), 1) for at in range(len(events))]
+    assert blocks_without_data(b"".join(entry.data for entry in entries)) == 0
+    assert {entry.number for entry in entries} == set(range(1, len(events) + 1))
+    for one, said, event in zip(told, dispatched(stream + b"\n\n"), events, strict=True):
+        assert one.said == said.said or event.size > limit
+    silent = [one for one in blocks(stream) if one.data is None and one.whole and one.size <= limit]
+    lines = [line for one in silent for line in LINE_END.split(one.raw) if line.startswith(b":")]
+    assert comments == b"".join(line + b"\n" for line in lines)
+    again, comments_again = _numbered([stream[at : at + 1] for at in range(len(stream))], limit)
+    assert comments_again == comments
+    told_again = dispatched(b"".join(entry.data for entry in again))
+    assert [(one.data, one.id, one.told) for one in told_again] == [
+        (one.data, one.id, one.told) for one in told
+    ]
+    if all(event.size <= limit for event in events):
+        assert again == entries
+
+
+def _numbered(reads: list[bytes], limit: int) -> tuple[list[Entry], bytes]:
+    of, entries, comments = Numbering(limit), list[Entry](), b""
+    for read in reads:
+        more, said = of.feed(read)
+        entries += more
+        comments += said
+        assert len(of._decoder.pending) <= limit
+        assert len(of._large._seen) < 10
+    entries += of.finish()
+    assert all(entry.data for entry in entries)
+    assert not entries or not entries[-1].open
+    for entry, following in pairwise(entries):
+        expected = (entry.number, entry.part + 1) if entry.open else (entry.number + 1, 0)
+        assert following.cursor == expected
+    return entries, comments
 
 
 def chunks(data: bytes) -> None:
@@ -214,6 +263,7 @@ class _Streamed:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "decoder": decoder,
+    "numbering": numbering,
     "chunks": chunks,
     "seam": seam,
     "splice": splice,
