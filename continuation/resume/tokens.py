@@ -7,6 +7,7 @@ what it is bound to is a keyed digest.
 from __future__ import annotations
 
 import secrets
+import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,12 +55,19 @@ def read(text: str, authorization: str) -> Token | None:
     if len(text) > MOST_CHARACTERS:
         return None
     try:
-        said = signing.loads(text, salt=_SALT)
-    except signing.BadSignature:
+        said, expired = signing.loads(text, salt=_SALT), _is_old(text)
+    except (signing.BadSignature, ValueError, zlib.error):  # also what was signed, but is no token
         return None
-    if not constant_time_compare(said["c"], _caller(authorization)):
+    if not isinstance(said, dict) or not constant_time_compare(str(said.get("c")), _caller(authorization)):
         return None
-    return Token(said["s"], said.get("n"), expired=_is_old(text))
+    stream_id, position = said.get("s"), said.get("n")
+    if not isinstance(stream_id, str) or not (position is None or _is_position(position)):
+        return None
+    return Token(stream_id, position, expired)
+
+
+def _is_position(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _is_old(text: str) -> bool:
