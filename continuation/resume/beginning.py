@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,8 +21,12 @@ from continuation.resume.readers import names, reading_for, says
 from continuation.resume.takeover import packed
 from continuation.splice import Splice
 
-# A new stream waits no longer than this for its store; downstream is asked meanwhile.
+logger = logging.getLogger(__name__)
+
+# The store has as long as downstream takes to answer, and then this; a loop that was held up turns a few times more.
 PATIENCE = 0.02
+TURNS = 6
+BEGIN_SECONDS = 10.0
 UNAVAILABLE = {b"x-resume": b"unavailable"}
 
 
@@ -53,7 +58,9 @@ class Beginning:
         asked = is_asked_for(request)
         beginning = cls(request, origin, UNAVAILABLE if asked else {})
         if asked or settings.RESUME_MODE == "always":
-            opening = stores.current().begin(tokens.new_stream_id(), packed(origin, planned.body), PATIENCE)
+            opening = stores.current().begin(
+                tokens.new_stream_id(), packed(origin, planned.body), BEGIN_SECONDS
+            )
             beginning.task = asyncio.create_task(opening, name=f"log of {origin.request_id}")
         return beginning
 
@@ -78,13 +85,29 @@ class Beginning:
     def cancel(self) -> None:
         """The same, without waiting."""
         if self.task is not None:
+            self.task.cancel()
             self.task.add_done_callback(_discard)
 
     async def _writer(self) -> Writer | None:
-        return await self.task if self.task is not None else None
+        if self.task is None:
+            return None
+        await asyncio.wait({self.task}, timeout=PATIENCE)
+        for _ in range(TURNS):
+            if self.task.done():
+                return self._begun(self.task)
+            await asyncio.sleep(0)
+        self.cancel()
+        return None
+
+    def _begun(self, task: asyncio.Task[Writer | None]) -> Writer | None:
+        try:
+            return task.result()
+        except Exception:  # whatever it is, the stream does not depend on it
+            logger.exception("request %s: the stream's log could not be begun", self.origin.request_id)
+            return None
 
 
 def _discard(task: asyncio.Task[Writer | None]) -> None:
-    with suppress(asyncio.CancelledError):
+    with suppress(asyncio.CancelledError, Exception):
         if (writer := task.result()) is not None:
             writer.discard()
