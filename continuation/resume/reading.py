@@ -12,6 +12,7 @@ from typing import Any
 from continuation.chunks import event_of
 from continuation.relay import KEEPALIVE
 from continuation.resume.log import Cursor, Log, Piece, Reader, Standing, State, StoreAway
+from continuation.resume.numbering import closing
 from continuation.streams import break_off
 
 logger = logging.getLogger(__name__)
@@ -52,9 +53,9 @@ class Reading:
         self._cursor = asked.cursor
         self._log = log
         self._reader: Reader | None = None
-        self._mid_event = False
+        self._open = b""  # the newest byte, where more of its event is to come
         self._leaving = False
-        self._lost_at: Cursor | None = None
+        self._is_lost = False
         self._checkpoint = asked.cursor[0]
         self._sent_at = self._checkpoint_at = self._looked_at = time.monotonic()
         self.on_event: Callable[[], None] = _nothing  # an event is on its way to the reader
@@ -75,6 +76,7 @@ class Reading:
                         self._sent_at = time.monotonic()
                 if piece.ended:
                     return
+                self._is_lost = self._is_lost and piece.lost
                 if piece.lost and not await self._found_again():
                     yield self._gap()
                     return
@@ -88,21 +90,30 @@ class Reading:
 
     def _told(self, piece: Piece) -> bytes:
         if piece.entries:
-            self._cursor, self._mid_event = piece.entries[-1].cursor, piece.entries[-1].open
+            last = piece.entries[-1]
+            self._cursor, self._open = last.cursor, last.data[-1:] if last.open else b""
             self.on_event()
         if not piece.entries or piece.ended:
             self.on_live()
         data = b"".join(entry.data for entry in piece.entries)
-        return data if self._mid_event else data + piece.aside
+        return data if self._open else data + piece.aside
 
     def _due(self) -> bytes:
         """What comes by the clock: a token to come back with, a comment."""
-        if self._mid_event:
+        if self._open:
             return b""
         now = time.monotonic()
         if self._checkpoint_is_due(now):
             return self._checkpoint_event(now)
         return KEEPALIVE if self._keepalive_at <= now else b""
+
+    @property
+    def _due_at(self) -> float:
+        """When something comes by the clock, if nothing else comes before."""
+        if self._open:
+            return math.inf
+        spacing, is_new = self._asked.checkpoints, self._cursor[0] > self._checkpoint
+        return min(self._keepalive_at, self._checkpoint_at + spacing if spacing and is_new else math.inf)
 
     @property
     def _keepalive_at(self) -> float:
@@ -119,13 +130,9 @@ class Reading:
 
     async def _wait(self) -> None:
         assert self._reader
-        now = time.monotonic()
         look_at = self._looked_at + LOOK_SECONDS
-        checkpoint_at = self._checkpoint_at + self._asked.checkpoints
-        times = [look_at, self._keepalive_at]
-        if self._asked.checkpoints and self._cursor[0] > self._checkpoint:
-            times.append(checkpoint_at)
-        if await self._reader.changed(max(0.0, min(times) - now)):
+        seconds = max(0.0, min(look_at, self._due_at) - time.monotonic())
+        if await self._reader.changed(seconds):
             self._looked_at = time.monotonic()
         elif time.monotonic() >= look_at:
             self._looked_at = time.monotonic()
@@ -136,13 +143,17 @@ class Reading:
         standing = await self._log.standing()
         if standing is not None and standing.state is State.INTERRUPTED:
             await self._take_over()
-            await self._found_again()
+            await self._reopened()
 
     async def _found_again(self) -> bool:
-        """The log is another process's by now, or this one's."""
-        if self._lost_at == self._cursor:  # and was found again, which has not helped
+        """What has been lost."""
+        if self._is_lost:  # and was found again, which has not helped
             return False
-        self._lost_at = self._cursor
+        self._is_lost = True
+        return await self._reopened()
+
+    async def _reopened(self) -> bool:
+        """The log is another process's by now, or this one's."""
         found = await self._find()
         if found is None or (standing := await found.standing()) is None:
             return False
@@ -155,7 +166,8 @@ class Reading:
 
     def _gap(self) -> bytes:
         message = "The stream was interrupted: its log does not hold the events that come next any more."
-        return event_of({"error": {"message": message, "type": "stream_interrupted", "code": "resume_gap"}})
+        error = {"message": message, "type": "stream_interrupted", "code": "resume_gap"}
+        return (closing(self._open) if self._open else b"") + event_of({"error": error})
 
 
 def can_be_read(standing: Standing, cursor: Cursor) -> bool:
