@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -63,7 +64,7 @@ class Relay:
         self._waiting: asyncio.Timeout | None = None
         self._asked_at = 0.0  # for leg 2, until its first byte
         self._has_begun = False
-        self._next_step: Step | None = None
+        self._next_steps: deque[Step] = deque()
         self.on_continuation: Callable[[], None] = _nothing  # is told when leg 2 is asked for
         self.keeps_record = True
 
@@ -80,8 +81,8 @@ class Relay:
         self.step(lambda now: self.splice.leg_ended(Failure.DISCONNECT, now, "broken on purpose"))
 
     def step(self, step: Step) -> None:
-        """Let the splice take this step next, whatever it is waiting for."""
-        self._next_step = step
+        """Let the splice take this step next, whatever it is waiting for; after those that it is to take already."""
+        self._next_steps.append(step)
         if self._waiting is not None:
             with suppress(RuntimeError):  # that wait is over
                 self._waiting.reschedule(asyncio.get_running_loop().time())
@@ -117,9 +118,8 @@ class Relay:
     async def _next_actions(self) -> list[Action]:
         """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive, the end."""
         try:
-            if (step := self._next_step) is not None:
-                self._next_step = None
-                return step(time.monotonic())
+            if self._next_steps:
+                return self._next_steps.popleft()(time.monotonic())
             return await self._wait()
         except Exception:
             logger.exception("request %s: the relay failed", self.splice.request_id)
@@ -175,8 +175,8 @@ class Relay:
     async def _woken(self, deadline: float | None) -> list[Action]:
         """The time has come for something; but if the whole process was held up, bytes may be there by now."""
         await asyncio.sleep(0)
-        if self._next_step is not None:
-            return []  # that comes next
+        if self._next_steps:
+            return []  # these come next
         if self._opening is None and self._body is not None:
             with suppress(httpx.HTTPError, ScaleOutMissing, Refused):  # the next read tells
                 if read := self._body.read_nowait():
@@ -223,7 +223,7 @@ class Relay:
     async def _beginning(self, body: Readable) -> bytes:
         """The first part of a refusal; what cannot be read, or not in time, is left out."""
         read = b""
-        seconds = 0.0 if self._next_step else REFUSAL_SECONDS
+        seconds = 0.0 if self._next_steps else REFUSAL_SECONDS
         with suppress(TimeoutError, httpx.HTTPError):
             async with asyncio.timeout(seconds) as self._waiting:
                 while len(read) < REFUSAL_BYTES and (more := await body.read()):

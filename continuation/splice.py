@@ -330,6 +330,8 @@ class Splice:
         """Nobody wants the rest of a stream that could be resumed: its client has stopped it, or did not come back."""
         if self.ended:
             return []
+        if self._leg1.finish or self._finish_sent:
+            return self.leg_ended(Failure.DISCONNECT, now, "nobody waited for the rest")
         actions = self._broken_off(reason, now)
         self._outcome = Outcome.CLIENT_GONE
         return actions
@@ -341,14 +343,16 @@ class Splice:
         """
         self._taken_over = True
         self._shelf = Shelf(self.options.buffer_limit, wanted=False)  # what was delivered is held by nobody
-        for event in self._decoder.feed(delivered):
+        for event in self._leg1_events(delivered):
+            if event.data == DONE:  # whatever of it is missing
+                self._end(Phase.DONE, now)
+                return []
             failure, _ = self._read_along(event, now)
-            if failure:  # is delivered only as the failed ending
+            if failure is Failure.MALFORMED:  # what is left of a larger event
+                self._leg1.unreadable = True
+            elif failure:  # is delivered only as the failed ending
                 self._outcome, self._failure = Outcome.FAILED, failure
                 self._end(Phase.FAILED, now)
-                return []
-            if self._leg1.finish and event.data == DONE:
-                self._end(Phase.DONE, now)
                 return []
         self._failure_detail = "the gateway process that ran the stream is gone"
         self._leg1.unreadable = self._leg1.unreadable or not whole

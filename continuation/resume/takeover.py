@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import orjson
 
 from continuation import metrics
+from continuation.chunks import is_error, parse
 from continuation.events import Failure, Reason
 from continuation.guard import Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders
 from continuation.plan import Guarded, plan
 from continuation.relay import Relay
 from continuation.resume import generation
-from continuation.resume.log import State, Store, Taken
-from continuation.resume.numbering import Numbering
+from continuation.resume.log import Entry, State, Store, Taken
+from continuation.resume.numbering import Numbering, closing
 from continuation.splice import interrupted_event
+from continuation.sse import DONE, EventDecoder
 from strategies import cache
 
 logger = logging.getLogger(__name__)
 
 # What is not kept of a request: whoever comes back has the same, or could not come back.
 PERSONAL = (b"authorization", b"cookie", b"proxy-authorization")
-_VERSION = 1
 
 
 def packed(origin: Origin, body: bytes) -> bytes:
     """A request as it is kept for a takeover."""
     told = {
-        "v": _VERSION,
+        "v": 1,  # of this form
         "id": origin.request_id,
         "target": origin.target.decode("latin-1"),
         "headers": [
@@ -45,11 +47,21 @@ def unpacked(kept: bytes, headers: RawHeaders) -> tuple[Origin, bytes]:
     """headers: of the request that comes back. Raises ValueError for what this version cannot read."""
     head, _, body = kept.partition(b"\n")
     told = orjson.loads(head)
-    if not isinstance(told, dict) or told.get("v") != _VERSION:
-        raise ValueError("a request that was kept by another version")
-    own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told["headers"]]
+    match told:
+        case {"v": 1, "id": str(request_id), "target": str(target), "headers": [*pairs]}:
+            own = [_header(pair) for pair in pairs]
+        case _:
+            raise ValueError("a request that was kept by another version")
     personal = [(name, value) for name, value in headers if name.lower() in PERSONAL]
-    return Origin(told["id"], told["target"].encode("latin-1"), own + personal), body
+    return Origin(request_id, target.encode("latin-1"), own + personal), body
+
+
+def _header(pair: object) -> tuple[bytes, bytes]:
+    match pair:
+        case [str(name), str(value)]:
+            return name.encode("latin-1"), value.encode("latin-1")
+        case _:
+            raise ValueError("a header that was kept by another version")
 
 
 async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
@@ -61,8 +73,9 @@ async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
     metrics.takeover("taken" if taken else "another_was_first")
     if taken is None:
         return
+    delivered = _closed(taken)
     try:
-        relay = await _relay(taken, headers)
+        relay = await _relay(taken, delivered, headers)
     except ValueError as trouble:
         logger.warning("stream %s cannot be taken over: %s", stream_id, trouble)
         _fail(taken)
@@ -74,13 +87,12 @@ async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
         generation.start(relay, taken.writer, store)
 
 
-async def _relay(taken: Taken, headers: RawHeaders) -> Relay:
+async def _relay(taken: Taken, delivered: bytes, headers: RawHeaders) -> Relay:
     origin, body = unpacked(taken.request, headers)
     planned = await asyncio.to_thread(plan, body, False, cache.current(), choice())
     if not isinstance(planned, Guarded):
         raise ValueError(f"its request would be passed through now: {planned.reason}")
     splice = splice_for(planned, origin.request_id)
-    delivered = b"".join(entry.data for entry in taken.entries)
     continued = taken.standing.leg2_from > 0
     relay = relay_for(splice, origin, None, keepalive=0)
     relay.step(lambda now: splice.taken_over(delivered, now, whole=taken.whole, continued=continued))
@@ -90,7 +102,18 @@ async def _relay(taken: Taken, headers: RawHeaders) -> Relay:
 async def stop_orphan(store: Store, stream_id: str) -> None:
     """End a stream whose process is gone. Raises StoreAway."""
     if (taken := await store.take_over(stream_id)) is not None:
+        _closed(taken)
         _end(taken, State.STOPPED, interrupted_event(None, Reason.STOPPED, Reason.STOPPED))
+
+
+def _closed(taken: Taken) -> bytes:
+    """What the log holds. An event that was left open is ended: what comes next is another one."""
+    entries = taken.entries
+    if entries and entries[-1].open:
+        number, part = entries[-1].cursor
+        entries += (Entry(number, part + 1, closing(entries[-1].data)),)
+        taken.writer.append(entries[-1:])
+    return b"".join(entry.data for entry in entries)
 
 
 def _fail(taken: Taken) -> None:
@@ -101,6 +124,20 @@ def _fail(taken: Taken) -> None:
 
 
 def _end(taken: Taken, state: State, ending: bytes) -> None:
-    entries, _ = Numbering(len(ending), taken.standing.last).feed(ending)
-    taken.writer.append(entries)
-    taken.writer.end(state)
+    over = _ending_of(taken)
+    if over is None:
+        entries, _ = Numbering(len(ending), taken.standing.last).feed(ending)
+        taken.writer.append(entries)
+    taken.writer.end(over or state)
+
+
+def _ending_of(taken: Taken) -> State | None:
+    """How the stream had ended before its process did, which came no further than to write the last event."""
+    newest = taken.entries[-1].data if taken.entries else b""
+    for event in EventDecoder(len(newest)).feed(newest):
+        if event.data == DONE:
+            return State.FINISHED
+        with suppress(ValueError):
+            if is_error(event, parse(event.data or b"null")):
+                return State.FAILED
+    return None
