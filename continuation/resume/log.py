@@ -202,6 +202,10 @@ class Store(Protocol):
         """None if there is no such stream any more, or never was. Raises StoreAway."""
         ...
 
+    async def may_have_forgotten(self) -> bool:
+        """Whether a stream that is not found may be there in a moment."""
+        ...
+
     async def stop(self, stream_id: str) -> None:
         """Tell the generation, in whichever process. Raises StoreAway."""
         ...

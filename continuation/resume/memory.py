@@ -76,6 +76,9 @@ class MemoryStore:
         writer = self._writers.get(stream_id)
         return writer.log if writer and not writer.log.gone else None
 
+    async def may_have_forgotten(self) -> bool:
+        return False
+
     async def stop(self, stream_id: str) -> None:
         writer = self._writers.get(stream_id)
         if writer and writer.stop and writer.log.ended_at is None:

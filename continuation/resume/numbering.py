@@ -9,9 +9,11 @@ that are dropped may leave two halves that mean something else together.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
-from continuation.resume.log import Entry
-from continuation.sse import Event, EventDecoder
+from continuation.chunks import is_error, parse
+from continuation.resume.log import Entry, State
+from continuation.sse import DONE, Event, EventDecoder
 
 _COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A):[^\r\n]*")
 # Of an event that is too large, whose lines come in pieces.
@@ -98,6 +100,17 @@ class _Large:
 def closing(part: bytes) -> bytes:
     """The end of an event that was left open behind this part."""
     return b"\n" if part.endswith(b"\n") else b"\n\n"
+
+
+def ending_of(newest: bytes) -> State | None:
+    """How a stream has ended that has come no further than to log this event; None if that is no ending."""
+    for event in EventDecoder(len(newest)).feed(newest):
+        if event.data == DONE:
+            return State.FINISHED
+        with suppress(ValueError):
+            if is_error(event, parse(event.data or b"null")):
+                return State.FAILED
+    return None
 
 
 def _line(number: int) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from continuation.chunks import event_of
 from continuation.relay import KEEPALIVE
@@ -17,8 +18,13 @@ from continuation.streams import break_off
 
 logger = logging.getLogger(__name__)
 
+_Told = TypeVar("_Told")
+
 # So often a reader that hears nothing looks whether somebody still writes.
 LOOK_SECONDS = 1.0
+# A store that is away is asked again so often, and for so long before the reader is told to come back.
+RETRY_SECONDS = 0.25
+AWAY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class Reading:
         self._open = b""  # the newest byte, where more of its event is to come
         self._leaving = False
         self._is_lost = False
+        self._away_since = 0.0
         self._checkpoint = asked.cursor[0]
         self._sent_at = self._checkpoint_at = self._looked_at = time.monotonic()
         self.on_event: Callable[[], None] = _nothing  # an event is on its way to the reader
@@ -69,7 +76,7 @@ class Reading:
         self._reader = self._log.reader(self._cursor)
         try:
             while not self._leaving:
-                piece = await self._reader.read()
+                piece = await self._tried(self._reader.read) or Piece()
                 for data in (self._told(piece), self._due()):
                     if data:
                         yield data
@@ -77,16 +84,30 @@ class Reading:
                 if piece.ended:
                     return
                 self._is_lost = self._is_lost and piece.lost
-                if piece.lost and not await self._found_again():
+                if piece.lost and await self._tried(self._found_again) is False:
                     yield self._gap()
                     return
                 if not (piece.entries or piece.lost):
-                    await self._wait()
+                    await self._tried(self._wait)
         except StoreAway as trouble:
-            logger.warning("request %s: the resume log is away: %s", self._asked.request_id, trouble)
+            logger.warning("request %s: the resume log stays away: %s", self._asked.request_id, trouble)
         finally:
             await self._reader.aclose()
         await break_off(self._asked.scope)
+
+    async def _tried(self, step: Callable[[], Awaitable[_Told]]) -> _Told | None:
+        """What it tells; None while the store is away. Raises StoreAway when it has been for too long."""
+        try:
+            told = await step()
+        except StoreAway:
+            now = time.monotonic()
+            self._away_since = self._away_since or now
+            if now >= self._away_since + AWAY_SECONDS:
+                raise
+            await asyncio.sleep(RETRY_SECONDS)
+            return None
+        self._away_since = 0.0
+        return told
 
     def _told(self, piece: Piece) -> bytes:
         if piece.entries:
@@ -149,8 +170,9 @@ class Reading:
         """What has been lost."""
         if self._is_lost:  # and was found again, which has not helped
             return False
+        is_there = await self._reopened()
         self._is_lost = True
-        return await self._reopened()
+        return is_there
 
     async def _reopened(self) -> bool:
         """The log is another process's by now, or this one's."""

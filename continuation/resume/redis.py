@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 LOAD_COUNT = 256
+YOUNG_SECONDS = 5
 
 
 class RedisWriter:
@@ -146,6 +147,14 @@ class RedisStore:
         return (
             RemoteLog(stream_id, self._following, self._is_orphaned) if await self._meta(stream_id) else None
         )
+
+    async def may_have_forgotten(self) -> bool:
+        """A Redis that has just been started is told again what it has lost, by the processes that run the streams."""
+        with suppress(StoreAway, ValueError, IndexError):
+            (told,) = await self._lines.ask(("INFO", "server"))
+            _, _, up = told.partition(b"uptime_in_seconds:")
+            return int(up.split()[0]) < YOUNG_SECONDS
+        return False
 
     async def stop(self, stream_id: str) -> None:
         self._start()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 
 import orjson
 
 from continuation import metrics
-from continuation.chunks import is_error, parse
 from continuation.events import Failure, Reason
 from continuation.guard import Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders
@@ -17,9 +15,8 @@ from continuation.plan import Guarded, plan
 from continuation.relay import Relay
 from continuation.resume import generation
 from continuation.resume.log import Entry, State, Store, Taken
-from continuation.resume.numbering import Numbering, closing
+from continuation.resume.numbering import Numbering, closing, ending_of
 from continuation.splice import interrupted_event
-from continuation.sse import DONE, EventDecoder
 from strategies import cache
 
 logger = logging.getLogger(__name__)
@@ -124,20 +121,8 @@ def _fail(taken: Taken) -> None:
 
 
 def _end(taken: Taken, state: State, ending: bytes) -> None:
-    over = _ending_of(taken)
+    over = ending_of(taken.entries[-1].data) if taken.entries else None
     if over is None:
         entries, _ = Numbering(len(ending), taken.standing.last).feed(ending)
         taken.writer.append(entries)
     taken.writer.end(over or state)
-
-
-def _ending_of(taken: Taken) -> State | None:
-    """How the stream had ended before its process did, which came no further than to write the last event."""
-    newest = taken.entries[-1].data if taken.entries else b""
-    for event in EventDecoder(len(newest)).feed(newest):
-        if event.data == DONE:
-            return State.FINISHED
-        with suppress(ValueError):
-            if is_error(event, parse(event.data or b"null")):
-                return State.FAILED
-    return None

@@ -182,10 +182,12 @@ async def _found(request: HttpRequest, stream_id: str | None) -> Found:
         raise Refused("not_found")
     if token.expired:
         raise Refused("expired", available=None)
-    log = await stores.current().find(token.stream_id)
+    store = stores.current()
+    log = await store.find(token.stream_id)
     standing = await log.standing() if log else None
     if log is None or standing is None:
-        raise Refused("expired", available=None)
+        forgotten = await store.may_have_forgotten()
+        raise Refused("resume_unavailable") if forgotten else Refused("expired", available=None)
     return Found(token.stream_id, token, log, standing)
 
 

@@ -568,10 +568,39 @@ async def away() -> None:
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.0)
+
+
+@pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
 
 
+async def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    line = Line([Piece((event(1),)), AWAY, AWAY, Piece((event(2),)), AWAY, Piece(ended=True)])
+    got = await all_of(over(line, found_nothing))
+    assert b"".join(got) == sent(events(1, 2))
+    assert line.closed == 1
+
+
+async def test_what_is_lost_is_looked_for_until_the_store_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    answers = [AWAY, AWAY]
+    there = Line([Piece((event(2),), ended=True)], first=1, last=2)
+
+    async def find() -> Log | None:
+        if answers:
+            raise answers.pop()
+        return there
+
+    line = Line([Piece((event(1),)), *[Piece(lost=True)] * 3])
+    got = await all_of(over(line, find))
+    assert b"".join(got) == sent(events(1, 2))
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_a_store_that_does_not_answer_breaks_it_off() -> None:
     line = Line([Piece((event(1),)), AWAY])
     client = Client(over(line, found_nothing))
@@ -581,7 +610,7 @@ async def test_a_store_that_does_not_answer_breaks_it_off() -> None:
     assert line.closed == 1
 
 
-@pytest.mark.usefixtures("looks_often")
+@pytest.mark.usefixtures("looks_often", "impatient")
 async def test_so_does_one_that_cannot_say_where_the_stream_stands_or_take_it_over() -> None:
     for line, take_over in (
         (Line([Piece((event(1),))], state=AWAY), None),
@@ -594,6 +623,7 @@ async def test_so_does_one_that_cannot_say_where_the_stream_stands_or_take_it_ov
         assert line.closed == 1
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_so_does_one_that_cannot_find_what_was_lost() -> None:
     async def find() -> Log | None:
         raise AWAY
