@@ -39,10 +39,6 @@ SCRIPT_SECONDS = 90
 GatewayFor = Callable[..., Gateway]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "browser: needs chromium and node; run by `make test-browser`")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
