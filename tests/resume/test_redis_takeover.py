@@ -20,7 +20,7 @@ from cryptography.fernet import Fernet
 from continuation.resume import mirror, remote
 from continuation.resume.log import START, Entry, Limits, State, Taken, Writer, after
 from continuation.resume.redis import RedisStore
-from continuation.resume.scripts import keys_of
+from continuation.resume.scripts import keys_of, lease_of
 from tests.harness.gateway import ROOT
 from tests.harness.redis import RedisServer
 from tests.resume.conftest import KEY
@@ -287,6 +287,7 @@ async def test_a_request_of_any_size_comes_with_the_stream(
     assert won.request == request
     won.writer.end(State.FINISHED)
     await until(lambda: not asking.exists(keys_of(writer.stream_id).request))
+    await until(lambda: not other._mirror.kept[writer.stream_id].request)
     assert asking.exists(keys_of(writer.stream_id).log)
 
 
@@ -408,6 +409,67 @@ async def test_a_stop_of_a_stream_that_nobody_runs_reaches_whoever_takes_it_over
     await until(lambda: stops == ["stop"])
 
 
+async def test_a_lease_that_is_missing_for_a_moment_costs_no_stream(
+    opened: Opened, redis_server: RedisServer, asking: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SECOND_LOOK_SECONDS", 3.0)
+    store, other = opened(redis_server), opened(redis_server)
+    writer = await begun(store)
+    await cancelled(store)
+    asking.delete(lease_of(store.owner))
+    taking = asyncio.create_task(other.take_over(writer.stream_id))
+    await until(lambda: store.owner in other._following._missed)
+    asking.set(lease_of(store.owner), "1")
+    assert await taking is None
+    asking.delete(lease_of(store.owner))
+    assert await other.take_over(writer.stream_id) is not None
+
+
+async def test_after_redis_was_away_every_process_has_time_to_renew_its_lease(
+    opened: Opened, own_redis: RedisServer
+) -> None:
+    store, other = opened(own_redis), opened(own_redis)
+    writer = await begun(store)
+    assert await other.find(writer.stream_id)
+    await cancelled(store)
+    with own_redis.paused():
+        await until(lambda: other.is_away)
+    await until(lambda: not other.is_away)
+    own_redis.ask("DEL", lease_of(store.owner))
+    loop = asyncio.get_running_loop()
+    back_at = loop.time()
+    assert await other.take_over(writer.stream_id) is None
+    assert await state(other, writer.stream_id) is State.RUNNING
+    await taken_over(other, writer.stream_id)
+    assert loop.time() - back_at > mirror.STEADY_SECONDS - 0.5
+
+
+async def cancelled(store: RedisStore) -> None:
+    """No sign of life comes from it any more."""
+    for task in store._tasks:
+        task.cancel()
+    await asyncio.gather(*store._tasks, return_exceptions=True)
+
+
+async def test_an_end_whose_marker_is_lost_is_found(
+    opened: Opened, redis_server: RedisServer, asking: redis.Redis
+) -> None:
+    store, other = opened(redis_server), opened(redis_server)
+    writer = await begun(store)
+    writer.append(events(1, 3))
+    reader = (await found(other, writer.stream_id)).reader(START)
+    assert numbers(await taken(reader, 3)) == [1, 2, 3]
+    waiting = asyncio.create_task(told(reader))
+    await asyncio.sleep(0.1)
+    asking.hset(keys_of(writer.stream_id).meta, "state", "finished")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    piece = await waiting
+    assert (piece.ended, piece.lost, piece.entries) == (True, False, ())
+    assert loop.time() - began < DEADLINE / 3
+    await reader.aclose()
+
+
 async def test_a_reader_elsewhere_is_seen_as_long_as_it_is_open(
     opened: Opened, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,8 +575,7 @@ async def test_what_a_dead_process_leaves_expires(opened: Opened, redis_server: 
     writer = await begun(store, request=b"asked")
     writer.append(events(1, 2))
     await taken(writer.log.reader(START), 2)
-    for task in store._tasks:  # no sign of life from here on
-        task.cancel()
+    await cancelled(store)
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         assert client.exists(keys_of(writer.stream_id).meta)
         await until(lambda: client.keys("*") == [])

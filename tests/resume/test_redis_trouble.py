@@ -15,7 +15,7 @@ import redis
 from continuation.resume import mirror
 from continuation.resume.log import START, Limits, State, StoreAway, Writer, after
 from continuation.resume.redis import RedisStore
-from continuation.resume.scripts import keys_of
+from continuation.resume.scripts import keys_of, lease_of
 from tests.harness.redis import RedisServer
 from tests.harness.upstream import Unanswering
 from tests.resume.conftest import KEY
@@ -236,13 +236,18 @@ async def test_a_begin_that_is_not_answered_in_time_leaves_no_key_behind(
         assert await store.begin(new_id(), b"a request", 0.1) is None
         assert time.monotonic() - began < SOON
         assert store.held.streams == 0
-    await until(lambda: stream_keys(own_redis) == [])
+    await until(lambda: stream_keys(own_redis) == [], mirror.CREATED_SECONDS / 2)
     waiting = asyncio.create_task(store.begin(new_id(), b"a request", BEGIN))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await until(lambda: stream_keys(own_redis) == [] and store.held.streams == 0)
-    assert await begun(store)
+    await until(lambda: stream_keys(own_redis) == [] and store.held.streams == 0, mirror.CREATED_SECONDS / 2)
+    writer = await begun(store, request=b"x" * 100_000)
+    writer.append(events(1, 3))
+    await written(own_redis, writer)
+    assert len(stream_keys(own_redis)) == 3
+    writer.discard()
+    await until(lambda: stream_keys(own_redis) == [], mirror.CREATED_SECONDS / 2)
 
 
 async def begun_and_ended(store: RedisStore):  # type: ignore[no-untyped-def]
@@ -426,6 +431,9 @@ async def test_a_process_that_ends_writes_what_it_has_and_lets_go(
     assert not [
         task for task in before if task.get_name().startswith("resume ") and task in asyncio.all_tasks()
     ]
+    with asked(own_redis) as client:
+        assert {client.hget(keys_of(writer.stream_id).meta, "owner") for writer in writers} == {""}
+        assert not client.exists(lease_of(store.owner))
     for writer in writers:
         taken_over = await other.take_over(writer.stream_id)
         assert taken_over is not None
