@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -100,16 +102,22 @@ def hasty(gateway: GatewayFor, store: dict[str, str]) -> Places:
 
 
 @pytest.fixture(scope="module")
-def serving(session_upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
+
+
+@pytest.fixture(scope="module")
+def serving(
+    session_upstream: Upstream, template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
     """Under `serve`: only there a reader that takes nothing holds its stream up."""
-    directory = tmp_path_factory.mktemp("serving")
     settings = {
         "DOWNSTREAM_URL": session_upstream.url,
         "CONTINUATION_MODEL": "house-model",
         "RESUME_MAX_BYTES": str(2**24),
         "RESUME_MAX_EVENTS": "600",
     }
-    one = Gateway(settings, migrated_database(directory / "template.sqlite3"), directory, "serve")
+    one = Gateway(settings, template, tmp_path_factory.mktemp("serving"), "serve")
     yield one
     assert one.stop() == 0
     assert not TROUBLE.search(one.log), one.log
@@ -504,12 +512,48 @@ def test_a_reader_that_is_overtaken_is_told_of_the_gap(serving: Gateway, upstrea
         slow.read_head()
         read_all(first, 1503)
         first.drop()
-        body = slow.read_rest().body
+        numbers, error = ending_in_a_gap(slow)
+    assert len(numbers) < 1000
+    assert error["code"] == "resume_gap"
+
+
+def test_a_log_that_expires_under_a_slow_reader_ends_with_a_gap(
+    upstream: Upstream, template: Path, tmp_path: Path
+) -> None:
+    """It has got what was on its way, in order, and is told that the rest is not there any more."""
+    settings = {
+        "DOWNSTREAM_URL": upstream.url,
+        "CONTINUATION_MODEL": "house-model",
+        "RESUME_MAX_BYTES": str(2**24),
+        "RESUME_TTL_SECONDS": "0.5",
+    }
+    one = Gateway(settings, template, tmp_path, "serve")
+    try:
+        text = "x" * 20000
+        upstream.script(Reply([VLLM.role(), *[VLLM.content(text) for _ in range(700)], *ended(VLLM)]))
+        first = ask(one, timeout=60.0)
+        ticket = Ticket.of(first)
+        read_to(first, 1)
+        with come_back(one, ticket, 0, timeout=60.0) as slow:
+            slow.read_head()
+            read_all(first, 703)
+            wait_until(lambda: about(one, ticket).status == 410)
+            numbers, error = ending_in_a_gap(slow)
+        assert 0 < len(numbers) < 700
+        assert error["code"] == "resume_gap"
+    finally:
+        assert one.stop() == 0
+    assert not TROUBLE.search(one.log), one.log
+
+
+def ending_in_a_gap(stream: Stream) -> tuple[list[int], dict[str, Any]]:
+    """The numbers of a long answer's events, and the error behind them."""
+    body = stream.read_rest().body
+    assert stream.complete
     at = body.rfind(b"data: ", 0, -1)
     numbers = [int(line[4:]) for line in body[:at].split(b"\n") if line.startswith(b"id: ")]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert len(numbers) < 1000
-    assert json.loads(body[at + 6 :])["error"]["code"] == "resume_gap"
+    return numbers, json.loads(body[at + 6 :])["error"]
 
 
 def read_all(stream: Stream, events: int) -> None:

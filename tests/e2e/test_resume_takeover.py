@@ -206,6 +206,7 @@ STATES: dict[str, tuple[list[Step], Reply | None]] = {
     "usage": ([*started(VLLM, [], ["some", " text"]), *ended(VLLM, usage=(3, 2, 0))[:2], HoldOpen()], None),
     "ended": ([*started(VLLM, [], ["some", " text"]), *ended(VLLM, usage=(3, 2, 0))], None),
     "stopped": ([*started(VLLM, [], ["some", " text"]), HoldOpen()], None),
+    "stopped later": ([*started(VLLM, [], ["some", " text"]), HoldOpen()], None),
     "tool call": ([*started(VLLM, [], ["some", " text"]), *TOOL, HoldOpen()], None),
     "role": ([VLLM.role(), HoldOpen()], None),
     "leg 2": ([*started(VLLM, [], ["some", " text"]), Cut()], Reply([*LEG2[:2], HoldOpen()])),
@@ -246,6 +247,7 @@ def found(
     before = {name: what_came(stream) if name != "detached" else b"" for name, stream in streams.items()}
     last = {name: newest(body) for name, body in before.items()}
     wait_for_state(survivors[0], tickets["content"], "interrupted")
+    stopped = stop(survivors[1], tickets["stopped later"])
     states = {name: status(survivors[0], ticket)["state"] for name, ticket in tickets.items()}
     jobs = {name: partial(rest_of, survivors[0], tickets[name], last[name]) for name in STATES}
     after = dict(zip(jobs, at_once(jobs.values()), strict=True))
@@ -258,6 +260,8 @@ def found(
         "again": {name: rest(survivors[1], ticket).body for name, ticket in tickets.items()},
         "requests": list(upstream.requests),
         "kept": kept,
+        "stopped": stopped,
+        "row": survivors[0].event(streams["content"].request_id),
     }
 
 
@@ -358,6 +362,21 @@ def test_one_that_had_ended_is_only_replayed(found: dict[str, Any]) -> None:
     stopped = joined(found, "stopped")
     assert [error["code"] for error in stopped.errors] == ["stopped"]
     assert (found["states"]["stopped"], found["then"]["stopped"]["state"]) == ("stopped", "stopped")
+
+
+def test_one_whose_process_is_gone_can_be_stopped(found: dict[str, Any]) -> None:
+    told = found["stopped"]
+    assert (told.status, told.json()["state"], told.json()["last_event_id"]) == (200, "stopped", 4)
+    answer = joined(found, "stopped later")
+    assert (answer.content, [error["code"] for error in answer.errors]) == ("some text", ["stopped"])
+    assert legs2(found, "stopped later") == []
+
+
+def test_the_audit_of_the_process_that_went_on_has_the_row(found: dict[str, Any]) -> None:
+    row = found["row"]
+    assert (row["failure"], row["decision"], row["outcome"]) == ("disconnect", "continue", "rescued")
+    assert json.loads(row["extra"])["taken_over"] is True
+    assert (row["reasoning_chars"], row["content_chars"]) == (5, 9)
 
 
 @pytest.mark.parametrize(
