@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from openai._streaming import SSEDecoder
 
-from continuation.resume.log import Entry
-from continuation.resume.numbering import Numbering, closing
+from continuation.resume.log import Entry, State
+from continuation.resume.numbering import Numbering, closing, ending_of
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import DONE, chunk, content, role
 from tests.continuation.recorded import body_of, unchunked
@@ -307,6 +307,30 @@ def test_an_event_of_exactly_the_limit_is_kept_whole() -> None:
     assert len(event) == 51
     for pieces in ([event], one_by_one(event)):
         assert numbered(*pieces, limit=50)[0] == [Entry(1, 0, b"id: 1\n" + event)]
+
+
+# -- endings ----------------------------------------------------------------------------------------
+
+
+ERROR = b'data: {"error": {"message": "m"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("newest", "state"),
+    [
+        (b"id: 7\n" + DONE, State.FINISHED),
+        (b"id: 7\n" + ERROR, State.FAILED),
+        (b"id: 7\nevent: error\ndata: x y\n\n", None),  # not one that the gateway sends
+        (b'id: 7\nevent: error\ndata: {"message": "m"}\n\n', State.FAILED),
+        (b"id: 7\n" + content("[DONE]"), None),
+        (b"id: 7\n" + chunk({}, "stop"), None),
+        (b"id: 7\ndata: {", None),
+        (b'"}}\n\n', None),
+        (b"", None),
+    ],
+)
+def test_an_ending_is_known_by_its_event(newest: bytes, state: State | None) -> None:
+    assert ending_of(newest) is state
 
 
 # -- what engines have sent -------------------------------------------------------------------------
