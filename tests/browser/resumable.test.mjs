@@ -241,10 +241,15 @@ test("a clean end without [DONE] is a break like any other", async () => {
   assert.deepEqual((await read(asking())).ids, [1, 2, 3]);
 });
 
-test("an event that has been left out is fetched", async () => {
-  script = [streamed(words(1, 2) + words(4, 5), { then: "hold" }), streamed(words(3, 5) + event(6, "[DONE]"))];
-  const found = await read(asking());
-  assert.deepEqual(found.ids, [1, 2, 3, 4, 5, 6]);
+test("an event that has been left out is fetched, and the connection that left it out is not kept", async () => {
+  let gone = false;
+  const leavingOut = async (response) => {
+    response.on("close", () => void (gone = true));
+    await streamed(words(1, 2) + words(4, 5), { then: "hold" })(response);
+  };
+  script = [leavingOut, streamed(words(3, 5) + event(6, "[DONE]"), { then: "hold" })];
+  const found = await read(asking(), ({ id }) => id === 6 && until(() => gone));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3, 4, 5, 6]]);
   assert.equal(asked[1].headers["last-event-id"], "2");
 });
 
@@ -266,9 +271,14 @@ test("what can be over in a moment is tried again", async () => {
     streamed(event(2, "[DONE]")),
   ];
   const attempts = [];
-  const onStatus = ({ state, attempt }) => state === "reconnecting" && attempts.push(attempt);
+  let lives = 0;
+  const onStatus = ({ state, attempt }) => {
+    if (state === "reconnecting") attempts.push(attempt);
+    if (state === "live") lives += 1;
+  };
   const found = await read(asking({ onStatus }));
   assert.deepEqual([found.error, found.ids, attempts], [null, [1, 2], [1, 2, 3, 4, 5]]);
+  assert.equal(lives, 2, "a page of HTML was taken for the stream");
 });
 
 test("attempts are counted anew once something has come", async () => {
@@ -286,7 +296,17 @@ test("attempts are counted anew once something has come", async () => {
 test("connections that bring nothing count as attempts", async () => {
   script = [streamed(words(1, 1), { then: "break" }), streamed("", { then: "break" }), streamed("", { then: "break" })];
   const found = await read(asking({ retry: { base: 1, cap: PATIENCE, attempts: 2 }, random: () => 0 }));
-  assert.deepEqual([found.error.kind, found.final], ["gave_up", "failed"]);
+  assert.deepEqual([found.error.kind, found.final, asked.length], ["gave_up", "failed", 3]);
+});
+
+test("a connection that stayed for long is no attempt that failed, though it brought nothing", async () => {
+  const silent = async (response) => {
+    await streamed("", { then: "hold" })(response);
+    setTimeout(() => response.socket.destroy(), 60);
+  };
+  script = [streamed(words(1, 1), { then: "break" }), silent, streamed(event(2, "[DONE]"))];
+  const found = await read(asking({ retry: { base: 1, cap: 10, attempts: 1 } }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
 });
 
 test("after so many attempts it gives up, and says why", async () => {
@@ -361,9 +381,19 @@ test("a connection from before the network's coming back is not trusted, if it c
   const found = await read(asking({ online }), ({ id }) => id === 2 && online.dispatchEvent(new Event("online")));
   assert.deepEqual([found.error, found.ids], [null, [1, 2, 3]]);
 
-  const headers = { "X-Resume": "unavailable" };
-  script = [streamed(words(1, 2) + event(3, "[DONE]"), { headers })];
-  const plain = await read(asking({ online }), () => void online.dispatchEvent(new Event("online")));
+  let rest;
+  script = [
+    async (response) => {
+      await streamed(words(1, 2), { headers: { "X-Resume": "unavailable" }, then: "hold" })(response);
+      rest = () => response.end(event(3, "[DONE]"));
+    },
+  ];
+  const plain = await read(asking({ online }), async ({ data }) => {
+    if (data !== '{"n":2}') return;
+    online.dispatchEvent(new Event("online"));
+    await until(() => rest);
+    rest();
+  });
   assert.deepEqual([plain.error, plain.events.length], [null, 3]);
 });
 

@@ -256,3 +256,21 @@ def test_a_stream_that_cannot_be_resumed_is_shown_as_such(
     assert shown.has_logged("not resumable")
     told = oracle.ask("Only once.")
     assert (told.reasoning + told.content).startswith(shown.reasoning + shown.content)
+
+
+def test_a_page_of_a_process_without_a_proxy_plays_on_another_gateway(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    admin = gateway(GATEWAY_ROLE="admin")
+    other = gateway("serve", GATEWAY_ROLE="proxy", CORS_ALLOWED_ORIGINS=admin.url)
+    page = playground(admin.url)
+    page.enter(gateway=other.url)
+    page.ask("Who is the gateway?")
+    page.wait_for_events(20)
+    page.press("break-engine")
+    page.wait_for(lambda shown: shown.has_logged("another process"), "the reason")
+    page.press("break-connection")
+    page.wait_for(lambda shown: shown.has_logged("Attempt 1 in"), "the break")
+    shown = page.wait_for_end()
+    assert_whole(shown, oracle.ask("Who is the gateway?"))
+    assert shown.leg2 == []
