@@ -407,7 +407,7 @@ def test_a_reader_who_comes_back_within_the_grace_keeps_it_going(hasty: Places, 
     before = read_to(first, 2)
     first.drop()
     back = come_back(hasty.serves, ticket, 2).read_head()
-    time.sleep(3 * GRACE)  # what must not happen has its time to happen
+    time.sleep(2 * GRACE)  # what must not happen has its time to happen
     assert upstream.requests[0].connection.peer_closed_at is None
     gate.open()
     assert answer_of(before, back.read_rest().body).content == "ab"
