@@ -99,6 +99,9 @@ REASONS: dict[Reason, Callable[[], Play]] = {
     Reason.LEG2_RESTARTED: lambda: broken(content(LONG)).leg2(content(LONG[:50], ID2), content("#", ID2)),
     Reason.INTERNAL_ERROR: lambda: (play := Play().reads(content("a"))).does(play.splice.broke(1)),
     Reason.SHUTTING_DOWN: lambda: (play := Play().reads(content("a"))).does(play.splice.shut_down(1)),
+    Reason.STOPPED: lambda: (play := Play().reads(content("a"))).does(
+        play.splice.given_up(Reason.STOPPED, 1)
+    ),
 }
 FAILURES: dict[Failure, Callable[[], Play]] = {
     Failure.IDLE_TIMEOUT: lambda: rescued(Play(idle_timeout=5).reads(content("a")).waits(5)),
@@ -164,6 +167,7 @@ TOLD_BY_THE_REASON = {
     Reason.SCALE_OUT_MISSING,
     Reason.INTERNAL_ERROR,
     Reason.SHUTTING_DOWN,
+    Reason.STOPPED,
 }
 
 
@@ -504,7 +508,7 @@ async def test_what_a_view_raises_is_answered_in_json_with_the_request_id(
     def broken_view(*args: object) -> None:
         raise fault
 
-    monkeypatch.setattr(views, "_body_size", broken_view)
+    monkeypatch.setattr(views, "body_size", broken_view)
     client = AsyncClient(raise_request_exception=False)
     answer = await client.get("/v1/models", headers={"X-Request-Id": "mine"})
     assert (answer.status_code, answer.headers["X-Request-Id"]) == (status, "mine")

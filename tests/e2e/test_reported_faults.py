@@ -152,8 +152,10 @@ REFUSED: dict[str, list[tuple[int, Asked]]] = {
         for path in ("/v1/embeddings", "/v1/chat/completions")
     ],
 }
-# Those that a view cannot provoke are beside the core's tests, that of a stop is with those of the stop.
-ELSEWHERE = {"internal_error", "bad_request", "shutting_down"}
+# Those that a view cannot provoke are beside the core's tests, that of a stop is with those of the stop;
+# those of who comes back, and of the metrics, are with theirs.
+COMING_BACK = {"bad_cursor", "expired", "trimmed", "resume_unavailable"}
+ELSEWHERE = {"internal_error", "bad_request", "shutting_down", "unauthorized"} | COMING_BACK
 LOGGED = {"invalid_header", "downstream_unreachable", "downstream_timeout", "request_too_large"}
 EACH = [(code, status, asked) for code, cases in REFUSED.items() for status, asked in cases]
 
