@@ -108,7 +108,7 @@ async def flat_out(store: Store) -> float:
     began = time.perf_counter()
     for number in range(1, FLAT_OUT_EVENTS + 1):
         writer.append([event(number)])
-        await writer.room()
+        await writer.room(EVENT_BYTES)
         if number % 16 == 0:
             await asyncio.sleep(0)
     writer.end(State.FINISHED)

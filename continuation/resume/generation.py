@@ -13,8 +13,8 @@ from continuation import metrics
 from continuation.events import Reason
 from continuation.relay import Relay
 from continuation.resume.log import State, Store, Writer
-from continuation.resume.numbering import Numbering
-from continuation.splice import Phase
+from continuation.resume.numbering import Numbering, ending_of
+from continuation.splice import Phase, interrupted_event
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Generation:
         self._question: asyncio.Task[None] | None = None
         self._given_up: State | None = None
         self._let_go = False
+        self._failed = False
 
     @property
     def is_detached(self) -> bool:
@@ -65,6 +66,8 @@ class Generation:
         try:
             async with aclosing(self.relay.pieces()) as pieces:
                 async for piece in pieces:
+                    if self._let_go:
+                        break
                     entries, comments = self._numbering.feed(piece)
                     if comments:
                         self.writer.aside(comments)
@@ -76,8 +79,17 @@ class Generation:
             self.writer.append(self._numbering.finish())
         except Exception:
             logger.exception("request %s: the generation failed", self.relay.splice.request_id)
+            self._fail()
         finally:
             self._over()
+
+    def _fail(self) -> None:
+        """The relay itself has raised, and may not have sent its ending."""
+        newest = b"".join(entry.data for entry in self.log.since((self.log.last, -1)))
+        if ending_of(newest) is None:
+            ending = interrupted_event(None, Reason.INTERNAL_ERROR, Reason.INTERNAL_ERROR)
+            self.writer.append(self._numbering.finish() + self._numbering.feed(ending)[0])
+            self._failed = True
 
     def _over(self) -> None:
         if not self._let_go:
@@ -91,7 +103,7 @@ class Generation:
 
     @property
     def _state(self) -> State:
-        if self.relay.splice.phase is Phase.DONE:
+        if self.relay.splice.phase is Phase.DONE and not self._failed:
             return State.FINISHED
         return self._given_up or State.FAILED
 
@@ -110,7 +122,8 @@ class Generation:
         """Another process goes on with it: end without another word."""
         if self._task is not None and not self._let_go:
             self._let_go, self.relay.keeps_record = True, False
-            self._task.cancel()
+            # Not at once: a task that is cancelled before it has begun never comes to its end.
+            asyncio.get_running_loop().call_soon(self._task.cancel)
 
     def hand_over(self) -> None:
         """Let another process go on with it."""

@@ -207,6 +207,8 @@ class HotLog:
 
     def since(self, cursor: Cursor, most: int | None = None) -> list[Entry]:
         """The entries after a cursor, shown or not, of about `most` bytes; the oldest ones if some were trimmed."""
+        if cursor >= self._appended:
+            return []
         at = bisect_right(self._entries, cursor, self._start, key=_cursor)
         if most is None:
             return self._entries[at:]

@@ -88,6 +88,7 @@ class Kept:
     stop: Callable[[], None] = _ignore
     lost: Callable[[], None] = _ignore
     unseen: deque[tuple[Cursor, float]] = field(default_factory=deque)
+    sealed: dict[Cursor, bytes] = field(default_factory=dict)
     keys: Keys = field(init=False)
 
     def __post_init__(self) -> None:
@@ -221,6 +222,8 @@ class Mirror:
             self._on_append(0.0)
         else:
             kept.unseen.append((kept.log.appended, time.monotonic()))
+            if self._under_way is not None and self._seal.encrypts:  # there is time
+                kept.sealed |= {entry.cursor: self._seal.close(entry.data) for entry in entries}
         self.note(kept)
 
     def end(self, kept: Kept, state: State) -> None:
@@ -256,6 +259,7 @@ class Mirror:
         if expiry is not None:
             expiry.cancel()
         kept.unseen.clear()
+        kept.sealed.clear()
         kept.request, kept.sealed_piece = b"", None
         kept.log.expire()
         _begun(kept, False)
@@ -414,7 +418,8 @@ class Mirror:
             *(log.first, oldest, *told, f"{sent.until[0]}-{END_PART}"),
         ]
         for entry in entries:
-            values += (id_of(entry.cursor), "o" if entry.open else "d", self._seal.close(entry.data))
+            sealed = kept.sealed.pop(entry.cursor, None) or self._seal.close(entry.data)
+            values += (id_of(entry.cursor), "o" if entry.open else "d", sealed)
         return call(APPEND, (keys.meta, keys.log, keys.request), *values)
 
     @property
@@ -563,6 +568,7 @@ class Mirror:
         now = time.monotonic()
         for kept in self.kept.values():
             kept.log.show_all()
+            kept.sealed.clear()
             self._tell_times(kept, kept.log.appended, now)
 
     def _is_away(self, trouble: str) -> None:

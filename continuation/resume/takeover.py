@@ -22,7 +22,7 @@ from strategies import cache
 logger = logging.getLogger(__name__)
 
 # What is not kept of a request: whoever comes back has the same, or could not come back.
-PERSONAL = (b"authorization", b"cookie", b"proxy-authorization")
+PERSONAL = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key", b"api-key")
 
 
 def packed(origin: Origin, body: bytes) -> bytes:

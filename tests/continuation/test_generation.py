@@ -711,3 +711,24 @@ def test_a_reader_and_an_end_may_come_in_any_order() -> None:
         for first in acts:
             for second in acts:
                 asyncio.run(play(first, second, after))
+
+
+async def test_one_that_is_let_go_before_it_has_begun_leaves_nothing() -> None:
+    run = Run(Body(*SAID))
+    run.generation.let_go()
+    await until(lambda: generation.running() == 0)
+    assert run.body.closed >= 1
+    assert (run.bytes, run.log.ended_at) == (b"", None)
+
+
+@pytest.mark.parametrize("reads", [[BROKEN], [chunk({}, "stop"), BROKEN], REST])
+async def test_one_whose_relay_raises_gets_one_ending(reads: list[Any]) -> None:
+    class Raising(Body):
+        async def aclose(self) -> None:
+            raise RuntimeError("it cannot be closed")
+
+    run = Run(Raising(*SAID, *reads))
+    state = await run.ended()
+    answer = run.answer()
+    assert answer.done + len(answer.errors) == 1
+    assert state is (State.FINISHED if answer.done else State.FAILED)
