@@ -507,6 +507,8 @@ class Mirror:
         kept.log.show(min(kept.at, kept.log.appended))
         self._tell_times(kept, kept.at, now)
         is_done = kept.at >= kept.log.appended
+        if is_done:
+            kept.sealed.clear()  # also what was trimmed before it was sent
         if kept.is_handed and is_done and sent.told and sent.told[2] == "":
             self.forget(kept)
         elif not is_done or self._has_news(kept):
