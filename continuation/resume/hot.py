@@ -6,7 +6,6 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, Standing, State, after
@@ -245,20 +244,22 @@ class HotLog:
     async def _changed(self, cursor: Cursor, reader: HotReader, seconds: float) -> bool:
         if self._has_news(cursor, reader):
             return True
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
         self._waiting.add(waiting)
+        end = loop.call_later(
+            seconds, _wake, waiting
+        )  # for each event of each reader: cheaper than a timeout
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await waiting
+            await waiting
         finally:
+            end.cancel()
             self._waiting.discard(waiting)
         return self._has_news(cursor, reader)
 
     def _wake(self) -> None:
         for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+            _wake(waiting)
 
     def _readers_moved(self) -> None:
         if self._room is not None and not self._room.done() and not self._is_full(self._coming):
@@ -298,6 +299,11 @@ class HotReader:
             self._log._readers_moved()
             if self._log.readers_changed:
                 self._log.readers_changed()
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _cursor(entry: Entry) -> Cursor:

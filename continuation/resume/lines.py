@@ -79,13 +79,13 @@ class Line:
             async with asyncio.timeout(seconds):
                 packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
                 await connection.send_packed_command(packed, check_health=False)
-                return [await self._answer() for _ in commands]
-
-    async def _answer(self) -> Any:
-        try:
-            return await self._connection.read_response()
-        except ResponseError as error:
-            return error
+                answers: list[Any] = []
+                while len(answers) < len(commands):
+                    try:
+                        answers.append(await connection.read_response())
+                    except ResponseError as error:
+                        answers.append(error)
+                return answers
 
     async def next_message(self) -> Any:
         """What comes without having been asked for, however long that takes. Raises StoreAway."""
