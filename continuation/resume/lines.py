@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.connection import AbstractConnection, ConnectionPool, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -108,10 +108,11 @@ class Lines:
             "decode_responses": False,
             "socket_timeout": None,
             "socket_connect_timeout": CONNECT_SECONDS,
-            "socket_keepalive": True,
             "health_check_interval": 0,
             "retry": Retry(NoBackoff(), 0),
         }
+        if not issubclass(self._pool.connection_class, UnixDomainSocketConnection):
+            self._pool.connection_kwargs["socket_keepalive"] = True
         self._idle: list[Line] = []
         self._places = asyncio.Semaphore(ASKING_LINES)
         self._is_closed = False
