@@ -23,6 +23,7 @@ from continuation.relay import keep
 from continuation.requests import body_size, headers_of, request_id, scope_of, target_of
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
+from continuation.splice import Splice
 from continuation.streams import RelayResponse, break_off, ends_itself
 from strategies import cache
 
@@ -103,46 +104,52 @@ async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
     splice = splice_for(planned, origin.request_id)
     beginning = Beginning.of(request, origin, planned)
     try:
-        body = await _leg1_body(planned)
-        headers = origin.leg1_headers
-        if planned.carries_ids:
-            headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-        upstream = await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, headers, body)
-    except httpx.HTTPError as trouble:
-        await beginning.give_up()
-        metrics.planned(metrics.GUARDED)
-        return _undelivered(request, trouble, "guarded")
+        return await _guarded(request, planned, splice, beginning)
     except asyncio.CancelledError:
-        beginning.cancel()
+        beginning.give_up()
         splice.client_gone(time.monotonic())
         keep(splice.record())
         raise
-    if not upstream.is_encoded or not upstream.is_event_stream:
+
+
+async def _guarded(
+    request: HttpRequest, planned: Guarded, splice: Splice, beginning: Beginning
+) -> HttpResponseBase:
+    try:
+        upstream = await _open_leg1(planned, beginning.origin)
+    except httpx.HTTPError as trouble:
+        beginning.give_up()
         metrics.planned(metrics.GUARDED)
-    if upstream.status != 200 or not upstream.is_event_stream:
-        await beginning.give_up()
-        return _as_it_is(request, upstream, "guarded")
-    if upstream.is_encoded:
-        metrics.planned(PassReason.CONTENT_ENCODED)
-        await beginning.give_up()
-        return _as_it_is(request, upstream, _passed(PassReason.CONTENT_ENCODED))
+        return _undelivered(request, trouble, "guarded")
+    is_stream = upstream.status == 200 and upstream.is_event_stream
+    is_unreadable = is_stream and upstream.is_encoded
+    metrics.planned(PassReason.CONTENT_ENCODED if is_unreadable else metrics.GUARDED)
+    if is_unreadable or not is_stream:
+        beginning.give_up()
+        note = _passed(PassReason.CONTENT_ENCODED) if is_unreadable else "guarded"
+        return _as_it_is(request, upstream, note)
     stream_headers = with_headers(
         _answer_headers(request, upstream, "guarded", b"content-length"),
         {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"},
     )
     try:
         started = await beginning.start(splice, upstream)
-    except asyncio.CancelledError:
+    except BaseException:
         upstream.body.close()
-        beginning.cancel()
-        splice.client_gone(time.monotonic())
-        keep(splice.record())
         raise
     if started is not None:
         return RelayResponse(started.pieces, upstream.status, with_headers(stream_headers, started.headers))
-    relay = relay_for(splice, origin, upstream, settings.KEEPALIVE_SECONDS)
+    relay = relay_for(splice, beginning.origin, upstream, settings.KEEPALIVE_SECONDS)
     ends_itself(relay.shut_down)
     return RelayResponse(relay.pieces(), upstream.status, with_headers(stream_headers, beginning.refusal))
+
+
+async def _open_leg1(planned: Guarded, origin: Origin) -> Upstream:
+    headers = origin.leg1_headers
+    if planned.carries_ids:  # the body is another one
+        headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    body = await _leg1_body(planned)
+    return await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, headers, body)
 
 
 async def _leg1_body(planned: Guarded) -> bytes:

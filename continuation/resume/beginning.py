@@ -58,9 +58,9 @@ class Beginning:
         asked = is_asked_for(request)
         beginning = cls(request, origin, UNAVAILABLE if asked else {})
         if asked or settings.RESUME_MODE == "always":
-            opening = stores.current().begin(
-                tokens.new_stream_id(), packed(origin, planned.body), BEGIN_SECONDS
-            )
+            store = stores.current()
+            kept = packed(origin, planned.body) if store.keeps_requests else b""
+            opening = store.begin(tokens.new_stream_id(), kept, BEGIN_SECONDS)
             beginning.task = asyncio.create_task(opening, name=f"log of {origin.request_id}")
         return beginning
 
@@ -76,14 +76,8 @@ class Beginning:
         reading = reading_for(self.request, writer.stream_id, writer.log, START)
         return Started(reading.pieces(), names(self.request, writer.stream_id))
 
-    async def give_up(self) -> None:
-        """There is no stream."""
-        self.refusal = {}
-        if (writer := await self._writer()) is not None:
-            writer.discard()
-
-    def cancel(self) -> None:
-        """The same, without waiting."""
+    def give_up(self) -> None:
+        """There is no stream, or none that can be resumed: no trace of a log stays, now or when it has begun."""
         if self.task is not None:
             self.task.cancel()
             self.task.add_done_callback(_discard)
@@ -96,7 +90,7 @@ class Beginning:
             if self.task.done():
                 return self._begun(self.task)
             await asyncio.sleep(0)
-        self.cancel()
+        self.give_up()
         return None
 
     def _begun(self, task: asyncio.Task[Writer | None]) -> Writer | None:

@@ -23,6 +23,8 @@ ENDING_SECONDS = 2.0
 
 # By stream id. A generation is here from its start to its end.
 _running: dict[str, Generation] = {}
+# Of these, the ones that nobody in this process reads.
+_detached: set[str] = set()
 # Told after each end.
 on_end: list[Callable[[], None]] = []
 _stopping = False
@@ -48,11 +50,6 @@ class Generation:
         self._let_go = False
         self._failed = False
 
-    @property
-    def is_detached(self) -> bool:
-        """Nobody in this process reads it."""
-        return self.log.reader_count == 0
-
     def start(self) -> None:
         self.relay.on_continuation = self.writer.leg2_begins
         self.writer.listen(self.stop, self.let_go)
@@ -71,9 +68,8 @@ class Generation:
                     entries, comments = self._numbering.feed(piece)
                     if comments:
                         self.writer.aside(comments)
-                    for (
-                        entry
-                    ) in entries:  # one by one: no reader who is here may be overtaken by the log's limits
+                    # One by one: no reader who is here may be overtaken by the log's limits.
+                    for entry in entries:
                         await self.writer.room(len(entry.data))
                         self.writer.append((entry,))
             self.writer.append(self._numbering.finish())
@@ -97,6 +93,7 @@ class Generation:
         self._stop_waiting()
         self.log.readers_changed = None
         del _running[self.writer.stream_id]
+        _detached.discard(self.writer.stream_id)
         _note()
         for told in on_end:
             told()
@@ -143,9 +140,12 @@ class Generation:
     # -- the grace ---------------------------------------------------------------------------------
 
     def look_after(self) -> None:
-        _note()
+        """Readers have come or gone, or the process stops."""
         self._stop_waiting()
-        if self.is_detached:
+        is_detached = self.log.reader_count == 0
+        (_detached.add if is_detached else _detached.discard)(self.writer.stream_id)
+        _note()
+        if is_detached:
             # Nobody can come back to a process that stops, and that alone has the log.
             grace = 0.0 if _stopping and not self.writer.is_shared else self._grace
             self._patience = asyncio.get_running_loop().call_later(grace, self._grace_is_over)
@@ -184,7 +184,7 @@ def running() -> int:
 
 def detached() -> int:
     """How many run although nobody in this process reads them."""
-    return sum(generation.is_detached for generation in _running.values())
+    return len(_detached)
 
 
 def _note() -> None:

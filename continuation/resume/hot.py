@@ -247,9 +247,8 @@ class HotLog:
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()
         self._waiting.add(waiting)
-        end = loop.call_later(
-            seconds, _wake, waiting
-        )  # for each event of each reader: cheaper than a timeout
+        # For each event of each reader: cheaper than a timeout.
+        end = loop.call_later(seconds, _wake, waiting)
         try:
             await waiting
         finally:
@@ -299,6 +298,23 @@ class HotReader:
             self._log._readers_moved()
             if self._log.readers_changed:
                 self._log.readers_changed()
+
+
+class HotWriter:
+    """What writers of all stores do with the log in this process."""
+
+    def __init__(self, log: HotLog) -> None:
+        self.log = log
+
+    @property
+    def stream_id(self) -> str:
+        return self.log.stream_id
+
+    def aside(self, comments: bytes) -> None:
+        self.log.aside(comments)
+
+    async def room(self, coming: int) -> None:
+        await self.log.room(coming)
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -189,6 +189,11 @@ class Store(Protocol):
         """What the logs in this process's memory hold."""
         ...
 
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether a stream can be taken over at all, so that `begin` wants its request."""
+        ...
+
     def open(self) -> None:
         """Begin to connect, so that the first stream finds the store ready. Never waits, never raises."""
         ...

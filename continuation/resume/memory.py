@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from continuation.resume.hot import Held, HotLog
+from continuation.resume.hot import Held, HotLog, HotWriter
 from continuation.resume.log import Entry, Limits, State, Taken
 
 
-class MemoryWriter:
+class MemoryWriter(HotWriter):
     def __init__(self, log: HotLog, store: MemoryStore) -> None:
-        self.log = log
+        super().__init__(log)
         self.stop: Callable[[], None] | None = None
         self._store = store
-
-    @property
-    def stream_id(self) -> str:
-        return self.log.stream_id
 
     @property
     def is_shared(self) -> bool:
@@ -25,12 +21,6 @@ class MemoryWriter:
 
     def append(self, entries: Sequence[Entry]) -> None:
         self.log.append(entries)
-
-    def aside(self, comments: bytes) -> None:
-        self.log.aside(comments)
-
-    async def room(self, coming: int) -> None:
-        await self.log.room(coming)
 
     def leg2_begins(self) -> None:
         self.log.leg2_from = self.log.last + 1
@@ -57,6 +47,10 @@ class MemoryStore:
         self.held = Held()
         self._writers: dict[str, MemoryWriter] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def keeps_requests(self) -> bool:
+        return False
 
     def open(self) -> None:
         """There is nothing to be connected to."""

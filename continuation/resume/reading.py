@@ -76,11 +76,13 @@ class Reading:
         self._reader = self._log.reader(self._cursor)
         try:
             while not self._leaving:
-                piece = await self._tried(self._reader.read) or Piece()
-                for data in (self._told(piece), self._due()):
+                piece = await self._tried(self._reader.read)
+                for data in (self._told(piece) if piece else b"", self._due()):
                     if data:
                         yield data
                         self._sent_at = time.monotonic()
+                if piece is None:
+                    continue
                 if piece.ended:
                     return
                 self._is_lost = self._is_lost and piece.lost

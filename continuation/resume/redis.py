@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from continuation.resume.hot import Held, HotLog
+from continuation.resume.hot import Held, HotLog, HotWriter
 from continuation.resume.lines import Lines, call
 from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
 from continuation.resume.mirror import HOUSEKEEPING_SECONDS, TURNS, Kept, Mirror
@@ -33,17 +33,10 @@ LOAD_COUNT = 256
 YOUNG_SECONDS = 5
 
 
-class RedisWriter:
+class RedisWriter(HotWriter):
     def __init__(self, kept: Kept, mirror: Mirror) -> None:
+        super().__init__(kept.log)
         self._kept, self._mirror = kept, mirror
-
-    @property
-    def stream_id(self) -> str:
-        return self._kept.log.stream_id
-
-    @property
-    def log(self) -> HotLog:
-        return self._kept.log
 
     @property
     def is_shared(self) -> bool:
@@ -51,12 +44,6 @@ class RedisWriter:
 
     def append(self, entries: Sequence[Entry]) -> None:
         self._mirror.append(self._kept, entries)
-
-    def aside(self, comments: bytes) -> None:
-        self.log.aside(comments)
-
-    async def room(self, coming: int) -> None:
-        await self.log.room(coming)
 
     def leg2_begins(self) -> None:
         self.log.leg2_from = self.log.last + 1
@@ -103,6 +90,10 @@ class RedisStore:
         self._tasks: list[asyncio.Task[None]] = []
         self._taking: set[str] = set()
         self._is_closing = False
+
+    @property
+    def keeps_requests(self) -> bool:
+        return True
 
     def open(self) -> None:
         self._start()

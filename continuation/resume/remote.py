@@ -142,9 +142,8 @@ class RemoteReader:
         self.marked_at = 0.0
         self._keys, self._following = keys, following
         self._fetched = cursor
-        self._is_open: bool | None = (
-            None  # whether more parts of the newest event follow; at first that is not known
-        )
+        # Whether more parts of the newest event follow; at first that is not known.
+        self._is_open: bool | None = None
         self._ahead: deque[Entry] = deque()
         self._count = FIRST_COUNT
         self._lost = self._ended = False

@@ -67,8 +67,8 @@ async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
     headers: of the request that comes back. Raises StoreAway.
     """
     taken = await store.take_over(stream_id)
-    metrics.takeover("taken" if taken else "another_was_first")
     if taken is None:
+        metrics.takeover("another_was_first")
         return
     delivered = _closed(taken)
     try:
@@ -80,6 +80,7 @@ async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
         logger.exception("stream %s could not be taken over", stream_id)
         _fail(taken)
     else:
+        metrics.takeover("taken")
         logger.info("request %s: the stream is taken over", relay.splice.request_id)
         generation.start(relay, taken.writer, store)
 

@@ -180,9 +180,12 @@ def last_error(stream: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_a_client_is_told_of_a_failed_stream_is_the_failure_or_the_reason(reason: Reason) -> None:
     play = REASONS[reason]()
-    if play.record.outcome != Outcome.FAILED:
+    if reason is Reason.STOPPED:  # its client is gone, and other readers must not take it for finished
+        assert play.record.outcome == Outcome.CLIENT_GONE
+    elif play.record.outcome != Outcome.FAILED:
         assert b'"error"' not in play.sent
-    elif reason is Reason.CLIENT_ERROR:
+        return
+    if reason is Reason.CLIENT_ERROR:
         assert last_error(play.sent)["code"] == 400  # the engine's own
     else:
         expected = reason if reason in TOLD_BY_THE_REASON else play.record.failure

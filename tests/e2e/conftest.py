@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.resuming import close_all
 from tests.harness.client import Stream, request_id
 from tests.harness.gateway import Gateway, migrated_database
+from tests.harness.redis import RedisServer
 from tests.harness.upstream import Headers, Upstream
 
 GATEWAYS_AT_ONCE = 12  # some 90 MB each
@@ -62,6 +64,19 @@ def second_upstream(session_second_upstream: Upstream) -> Iterator[Upstream]:
     """For CONTINUATION_URL, where legs are told apart."""
     yield session_second_upstream
     assert session_second_upstream.settle() == []
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_stream_stays_open() -> Iterator[None]:
+    yield
+    close_all()
 
 
 @pytest.fixture

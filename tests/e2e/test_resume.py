@@ -23,7 +23,6 @@ from tests.e2e.resuming import (
     ask,
     at_once,
     blocks,
-    close_all,
     come_back,
     error_code,
     metric,
@@ -39,7 +38,7 @@ from tests.e2e.resuming import (
 )
 from tests.harness.client import Answer, Stream, one_failed_ending, one_whole_answer
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import is_missing
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Step, Upstream
 
@@ -59,19 +58,6 @@ HASTY = {
     "RESUME_CHECKPOINT_SECONDS": "0.1",
 }
 ANOTHER = {"STRATEGY_REFRESH_SECONDS": "4"}  # which makes it another process
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_open() -> Iterator[None]:
-    yield
-    close_all()
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["memory", "redis"])

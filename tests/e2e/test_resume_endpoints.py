@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import openai
@@ -26,7 +25,6 @@ from tests.e2e.resuming import (
     about,
     ask,
     blocks,
-    close_all,
     come_back,
     error_code,
     metric,
@@ -44,12 +42,6 @@ ORIGIN = "https://app.example.org"
 OURS: Headers = [("Authorization", "Bearer ours")]
 THEIRS: Headers = [("Authorization", "Bearer theirs")]
 OPEN = {"RESUME_MODE": "always", "KEEPALIVE_SECONDS": "0.1", "CORS_ALLOWED_ORIGINS": ORIGIN}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_open() -> Iterator[None]:
-    yield
-    close_all()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from tests.e2e.resuming import (
     ask,
     at_once,
     blocks,
-    close_all,
     come_back,
     error_code,
     read_to,
@@ -38,19 +37,6 @@ LATE = 0.5  # what a busy machine may need for what takes none
 How = Callable[[RedisServer], None]
 Listening = Callable[[Stream], Stream]
 TEXT = "".join(f"{n} " for n in range(EVENTS))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_open() -> Iterator[None]:
-    yield
-    close_all()
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture

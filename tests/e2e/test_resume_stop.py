@@ -18,7 +18,6 @@ from tests.e2e.resuming import (
     ask,
     at_once,
     blocks,
-    close_all,
     come_back,
     newest,
     read_to,
@@ -40,22 +39,9 @@ Start = Callable[..., Gateway]
 LEG2 = [*started(VLLM_LEG2, [], [" the rest"]), *ended(VLLM_LEG2)]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays_open() -> Iterator[None]:
-    yield
-    close_all()
-
-
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.e2e.resuming import (
     ask,
     at_once,
     blocks,
-    close_all,
     come_back,
     metric,
     newest,
@@ -45,19 +44,6 @@ STREAMS = 50
 AUTHORIZATION = [("Authorization", "Bearer of-the-caller")]
 KEYS = urlsafe_b64encode(b"0123456789abcdef0123456789abcdef").decode()
 Start = Callable[..., Gateway]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_open() -> Iterator[None]:
-    yield
-    close_all()
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")
