@@ -8,6 +8,8 @@ PORT ?= 8000
 ARGS ?=
 ONCE ?=
 MINUTES ?= 10
+# Tests at the same time: most wait most of the time, for processes and clocks.
+JOBS ?= 3
 
 BIN := $(VENV)/bin
 # Named after PYTHON, so that another interpreter makes another start.
@@ -26,8 +28,8 @@ setup: $(STAMP)  ## build .venv (PYTHON=... to choose the interpreter); again wh
 demo: $(STAMP)  ## watch broken answers being continued (ONCE=1 ends by itself, with status 0 or 1)
 	@$(BIN)/python manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
-test: $(STAMP)  ## run the tests (ARGS=... for pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## run the tests (ARGS=... for pytest; JOBS=1 for one at a time)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-engines: $(STAMP)  ## run the tests against real engines, which are installed in .engines first (ENGINES_DIR=...)
 	@$(BIN)/python engines/prepare.py
