@@ -147,7 +147,7 @@ Wrong = Callable[[Way, Told], dict[str, Any]]
         (GENERIC_SGLANG, with_lost_blanks, "blanks"),
         (QWEN_SGLANG, with_lost_blanks, "blanks"),
     ],
-    ids=str,
+    ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_a_wrong_prefix_never_continues_identically(way: Way, wrong: Wrong, concerns: str) -> None:
     one, whole = engine(way.engine, way.template), told(leg1(way.engine, way.template))
