@@ -2,15 +2,30 @@
 over sockets have in common, be their client this suite's own or a package."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from django.db import connection
 from hypothesis import settings
 
+from strategies.models import Strategy
 from tests.harness.gateway import TROUBLE, Gateway
 from tests.harness.upstream import Refusing, Unanswering, Upstream
 
 settings.register_profile("gateway", deadline=None)
 settings.load_profile("gateway")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_the_migrations_wrote_is_there(django_db_blocker: Any) -> Iterator[None]:
+    """For the next module: tests that commit leave empty tables behind."""
+    yield
+    written = getattr(connection, "_test_serialized_contents", None)
+    if written is None:  # no test here has had a database
+        return
+    with django_db_blocker.unblock():
+        if not Strategy.objects.exists():
+            connection.creation.deserialize_db_from_string(written)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from continuation.chunks import event_of
 from continuation.relay import KEEPALIVE
 from continuation.resume.log import Cursor, Log, Piece, Reader, Standing, State, StoreAway
-from continuation.resume.numbering import closing
+from continuation.resume.numbering import closing, ending_of
 from continuation.streams import break_off
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ class Reading:
         self._log = log
         self._reader: Reader | None = None
         self._open = b""  # the newest byte, where more of its event is to come
+        self._is_over = (
+            False  # the last event has been told, and there is no block that a comment could belong to
+        )
         self._leaving = False
         self._is_lost = False
         self._away_since = 0.0
@@ -115,6 +118,7 @@ class Reading:
         if piece.entries:
             last = piece.entries[-1]
             self._cursor, self._open = last.cursor, last.data[-1:] if last.open else b""
+            self._is_over = ending_of(last.data) is not None
             self.on_event()
         if not piece.entries or piece.ended:
             self.on_live()
@@ -123,7 +127,7 @@ class Reading:
 
     def _due(self) -> bytes:
         """What comes by the clock: a token to come back with, a comment."""
-        if self._open:
+        if self._open or self._is_over:
             return b""
         now = time.monotonic()
         if self._checkpoint_is_due(now):
@@ -133,7 +137,7 @@ class Reading:
     @property
     def _due_at(self) -> float:
         """When something comes by the clock, if nothing else comes before."""
-        if self._open:
+        if self._open or self._is_over:
             return math.inf
         spacing, is_new = self._asked.checkpoints, self._cursor[0] > self._checkpoint
         return min(self._keepalive_at, self._checkpoint_at + spacing if spacing and is_new else math.inf)

@@ -320,6 +320,17 @@ async def test_while_nothing_is_sent_a_comment_says_that_somebody_is_there(clock
     assert [(one.id, one.data) for one in read] == [("1", "the event 1"), ("2", "the event 2")]
 
 
+@pytest.mark.parametrize("last", [b"[DONE]", b'{"error":{"code":"stopped"}}'])
+async def test_behind_the_last_event_there_is_none_however_long_the_end_takes(
+    clock: Clock, last: bytes
+) -> None:
+    log = hot()
+    done = Entry(2, 0, b"id: 2\ndata: " + last + b"\n\n")
+    script = [(1.0, appending(log, event(1), done)), (60.0, ending(log))]
+    got, _ = await played(clock, log, script, keepalive=10.0, checkpoints=2.0)
+    assert b"".join(piece for _, piece in got) == event(1).data + done.data
+
+
 async def test_without_a_setting_there_is_none(clock: Clock) -> None:
     log = hot()
     got, timed = await played(clock, log, [(600.0, ending(log))], keepalive=0.0)
