@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
 from hypothesis import settings
 
-from strategies.models import Strategy
+from strategies.models import Strategy, StrategyRevision
 from tests.harness.gateway import TROUBLE, Gateway
 from tests.harness.upstream import Refusing, Unanswering, Upstream
 
@@ -16,16 +15,25 @@ settings.register_profile("gateway", deadline=None)
 settings.load_profile("gateway")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _what_the_migrations_wrote_is_there(django_db_blocker: Any) -> Iterator[None]:
-    """For the next module: tests that commit leave empty tables behind."""
-    yield
-    written = getattr(connection, "_test_serialized_contents", None)
-    if written is None:  # no test here has had a database
-        return
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any, written: list[Any]) -> None:
     with django_db_blocker.unblock():
-        if not Strategy.objects.exists():
-            connection.creation.deserialize_db_from_string(written)
+        written += [*Strategy.objects.all(), *StrategyRevision.objects.all()]
+
+
+@pytest.fixture(scope="session")
+def written() -> list[Any]:
+    """The rows that the migrations have written, once there is a database."""
+    return []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_the_migrations_wrote_is_there(django_db_blocker: Any, written: list[Any]) -> None:
+    """Also after another module, whose tests have committed: these leave empty tables behind."""
+    with django_db_blocker.unblock():
+        if written and not Strategy.objects.exists():
+            for row in written:
+                row.save_base(raw=True)
 
 
 @pytest.fixture(scope="session")
