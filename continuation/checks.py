@@ -41,7 +41,7 @@ def secret_key_is_kept(**kwargs: Any) -> Sequence[CheckMessage]:
         return []
     return [
         Warning(
-            "SECRET_KEY is not set: a random one is used, so admin logins end with this process.",
+            "SECRET_KEY is not set: a random one is used, so admin logins and resume tokens end with this process.",
             hint="Set SECRET_KEY, or SECRET_KEY_FILE, to a long random text.",
             id="continuation.W001",
         )
@@ -64,10 +64,12 @@ def tool_calls_are_held_for_a_purpose(**kwargs: Any) -> Sequence[CheckMessage]:
 @register()
 def resuming_has_what_it_needs(**kwargs: Any) -> Sequence[CheckMessage]:
     """The extra `redis` is imported only where a setting wants it."""
+    from continuation.resume.stores import REDIS_PACKAGES
+
     if not _resumes():
         return []
     wanted = [
-        ("REDIS_URL", "redis", settings.REDIS_URL, "continuation.E003"),
+        *(("REDIS_URL", package, settings.REDIS_URL, "continuation.E003") for package in REDIS_PACKAGES),
         ("RESUME_ENCRYPTION_KEYS", "cryptography", settings.RESUME_ENCRYPTION_KEYS, "continuation.E004"),
     ]
     return [

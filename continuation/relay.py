@@ -32,6 +32,7 @@ REFUSAL_SECONDS = 5.0
 ENDING_SECONDS = 0.05
 # What the log says of a stream that did not fail by itself.
 UNFAILED: dict[str, str] = {
+    Reason.STOPPED: "stopped by its client",
     Outcome.CLIENT_GONE: "left by its client",
     Outcome.FAILED: "ended by the shutdown",
 }
@@ -262,7 +263,7 @@ def keep(record: StreamRecord | None) -> None:
     logger.info(
         "request %s: %s %s, %s %s: %s",
         record.request_id,
-        record.failure or UNFAILED.get(record.outcome, "unfailed"),
+        record.failure or UNFAILED.get(record.reason) or UNFAILED.get(record.outcome, "unfailed"),
         record.case,
         record.decision,
         record.route,

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter  # type: ignore[import-untyped]
+from django.conf import settings
 from django.core import checks
 from django.core.asgi import get_asgi_application
 from django.core.exceptions import ImproperlyConfigured
@@ -81,4 +82,11 @@ name_statuses()
 cache.start()
 if not cache.wait_until_loaded(STRATEGIES_SECONDS):
     logger.warning("the strategies are not loaded yet; streams are not guarded until they are")
+elif settings.GATEWAY_ROLE != "admin" and not (
+    settings.CONTINUATION_MODEL or any(row.served_names for row in cache.current().strategies)
+):
+    logger.warning(
+        "CONTINUATION_MODEL is not set and no strategy has served names: every request is passed through, and nothing "
+        "is continued"
+    )
 application = ProtocolTypeRouter({"http": http, "websocket": websocket.refuse, "lifespan": lifespan})

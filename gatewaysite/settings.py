@@ -171,6 +171,7 @@ AUTH_PASSWORD_VALIDATORS = [
 APPEND_SLASH = False
 # The views have limits of their own, and answer in JSON.
 DATA_UPLOAD_MAX_MEMORY_SIZE = None
+DATA_UPLOAD_MAX_NUMBER_FIELDS = None
 LANGUAGE_CODE = "en"
 USE_TZ = True
 TIME_ZONE = "UTC"

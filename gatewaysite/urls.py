@@ -34,7 +34,12 @@ def _own_error(page: Callable[..., HttpResponse], status: int, code: str) -> Cal
 
 def _admin_pages() -> list[object]:
     if settings.GATEWAY_ROLE == "proxy":
-        return [re_path(r"^(admin|static)(/|$)", _not_here)]
+        # What a page in a browser comes back with is for those who face clients.
+        own = "continuation/resumable.js"
+        return [
+            path(f"static/{own}", static_file, {"path": own}),
+            re_path(r"^(admin|static)(/|$)", _not_here),
+        ]
     return [
         path("admin/", admin.site.urls),
         path("static/<path:path>", static_file),

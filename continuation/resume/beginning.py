@@ -46,7 +46,7 @@ class Started:
 @dataclass(slots=True)
 class Beginning:
     """A log is begun while downstream is asked, so that neither waits for the other. refusal: headers that say that
-    a stream cannot be resumed, to a client that has asked."""
+    a stream cannot be resumed which was to be."""
 
     request: HttpRequest
     origin: Origin
@@ -55,9 +55,9 @@ class Beginning:
 
     @classmethod
     def of(cls, request: HttpRequest, origin: Origin, planned: Guarded) -> Beginning:
-        asked = is_asked_for(request)
-        beginning = cls(request, origin, UNAVAILABLE if asked else {})
-        if asked or settings.RESUME_MODE == "always":
+        wanted = is_asked_for(request) or settings.RESUME_MODE == "always"
+        beginning = cls(request, origin, UNAVAILABLE if wanted else {})
+        if wanted:
             store = stores.current()
             kept = packed(origin, planned.body) if store.keeps_requests else b""
             opening = store.begin(tokens.new_stream_id(), kept, BEGIN_SECONDS)

@@ -95,6 +95,8 @@ class HotLog:
             number, part = entries[0].cursor
             self._trimmed = (number, part - 1) if part else after(number - 1) if number > 1 else (0, 0)
         self.append(entries)
+        self._held.events_appended -= len(entries)  # by that process, which has counted them
+        self._held.bytes_appended -= sum(len(entry.data) for entry in entries)
         self.show_all()
 
     def show(self, cursor: Cursor) -> None:

@@ -58,15 +58,18 @@ class Line:
             await self.aclose()
             raise
 
-    async def ask(self, commands: Sequence[Command], seconds: float = ASK_SECONDS) -> list[Any]:
-        """The answers, in order. Raises StoreAway, also where one of the answers is an error."""
+    async def ask(
+        self, commands: Sequence[Command], seconds: float = ASK_SECONDS, answered: str | None = None
+    ) -> list[Any]:
+        """The answers, in order. Raises StoreAway, also where one of the answers is an error; but errors that say
+        `answered` are answers."""
         try:
             answers = await self._ask(commands, seconds)
             if any(isinstance(answer, NoScriptError) for answer in answers):
                 await self._ask([("SCRIPT", "LOAD", script.text) for script in SCRIPTS], seconds)
                 answers = await self._ask(commands, seconds)  # all that changes anything may be sent twice
             for answer in answers:
-                if isinstance(answer, RedisError):
+                if isinstance(answer, RedisError) and (answered is None or answered not in str(answer)):
                     raise StoreAway(f"{type(answer).__name__}: {answer}") from answer
         except BaseException:
             await self.aclose()

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from continuation.resume.hot import Held, HotLog
@@ -56,6 +56,8 @@ RENEWAL_SECONDS = 5.0
 CREATED_SECONDS = 15.0
 # A lease may have run out only because Redis was away: it is looked at again after so long.
 STEADY_SECONDS = 2.0
+# What Redis says of a key that holds something else. It is one stream's trouble, and no reason to leave all others.
+SPOILT = "WRONGTYPE"
 # Turns of the event loop in which an answer that is there gets to whoever waits for it.
 TURNS = 6
 
@@ -84,6 +86,7 @@ class Kept:
     is_sealing: bool = False
     is_handed: bool = False
     is_stopped: bool = False
+    is_spoilt: bool = False  # its keys hold something else
     has_begun: asyncio.Future[bool] | None = None
     stop: Callable[[], None] = _ignore
     lost: Callable[[], None] = _ignore
@@ -124,6 +127,7 @@ class Sent:
 
     kept: Kept
     commands: list[Command]
+    clears: bool = False
     creates: bool = False
     piece: bytes | None = None
     until: Cursor = _ZERO
@@ -346,7 +350,7 @@ class Mirror:
         if self._judgement is None:
             self._judge_at(self._sent_at + PATIENCE)
         try:
-            answers = await line.ask(commands, FLUSH_SECONDS)
+            answers = await line.ask(commands, FLUSH_SECONDS, answered=SPOILT)
         finally:
             self._under_way = None
         now = time.monotonic()
@@ -391,6 +395,9 @@ class Mirror:
         entries = log.since(kept.at, STREAM_BYTES)
         until = entries[-1].cursor if entries else kept.at
         sent = Sent(kept, [], until=until, trimmed=log.trimmed)
+        if kept.is_spoilt:
+            sent.clears = True
+            sent.commands.append(("DEL", *astuple(kept.keys)))
         if not kept.is_created:
             sent.creates = True
             sent.commands.append(self._create_of(kept))
@@ -477,6 +484,12 @@ class Mirror:
         if b"lost" in told:
             self._lose(kept)
             return
+        if any(isinstance(answer, Exception) for answer in told):
+            self._is_spoilt(sent)
+            return
+        if sent.clears:
+            next(left)
+            kept.is_spoilt = False
         if sent.creates:
             next(left)
             kept.is_created = True
@@ -485,6 +498,16 @@ class Mirror:
             self._piece_is_answered(kept, next(left))
         if kept.has_begun is not None and not kept.is_awaited:
             _begun(kept, True)
+
+    def _is_spoilt(self, sent: Sent) -> None:
+        """Its keys are cleared, and it is written again: now, or if that has not helped, with what comes next."""
+        kept = sent.kept
+        if not kept.is_spoilt:
+            logger.warning("stream %s: its keys in Redis hold something else", kept.log.stream_id)
+        kept.is_missing()
+        kept.is_spoilt = True
+        if not sent.clears:
+            self.note(kept)
 
     def _append_is_answered(self, sent: Sent, answer: bytes, now: float) -> None:
         kept = sent.kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 
 from django.conf import settings
 
@@ -12,8 +13,9 @@ from continuation.resume.log import Limits, Store
 from continuation.resume.memory import MemoryStore
 from continuation.resume.sealing import Seal
 
-if settings.REDIS_URL:
-    # Its packages are an extra, and take their time to be loaded.
+REDIS_PACKAGES = ("redis", "hiredis")
+if settings.REDIS_URL and all(find_spec(package) for package in REDIS_PACKAGES):
+    # They are an extra, which a check asks for, and take their time to be loaded.
     from continuation.resume.redis import RedisStore
 
 _current: tuple[asyncio.AbstractEventLoop, Store] | None = None

@@ -105,10 +105,10 @@ async def resume(request: HttpRequest, stream_id: str | None = None) -> HttpResp
         metrics.resumed(OUTCOMES.get(refused.code, refused.code))
         return _refusal(request, refused)
     metrics.token_used(found.token.kind)
-    if _is_over_for_event_source(request, found.standing, cursor):
-        metrics.resumed("finished")
+    is_over = found.standing.ended and cursor == found.standing.last
+    metrics.resumed("finished" if is_over else "ok")
+    if is_over and _is_event_source(request):
         return HttpResponse(status=204, headers={"X-Request-Id": request_id(request)})
-    metrics.resumed("ok")
     return _events(request, found, cursor, began)
 
 
@@ -124,10 +124,9 @@ def _events(request: HttpRequest, found: Found, cursor: int, began: float) -> Ht
     return RelayResponse(reading.pieces(), 200, list(headers.items()))
 
 
-def _is_over_for_event_source(request: HttpRequest, standing: Standing, cursor: int) -> bool:
-    """An EventSource connects again when an answer ends, until it is told by this status that nothing is left."""
-    asks = request.method == "GET" and "text/event-stream" in request.headers.get("Accept", "")
-    return asks and standing.ended and cursor == standing.last
+def _is_event_source(request: HttpRequest) -> bool:
+    """It connects again when an answer ends, until it is told by status 204 that nothing is left."""
+    return request.method == "GET" and "text/event-stream" in request.headers.get("Accept", "")
 
 
 async def _stopped(request: HttpRequest, stream_id: str) -> HttpResponse:

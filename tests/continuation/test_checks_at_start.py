@@ -17,7 +17,7 @@ from continuation import audit, client
 from gatewaysite import websocket
 from gatewaysite.lifespan import lifespan
 from tests.harness.client import call
-from tests.harness.gateway import ROOT, environment, free_port, migrated_database
+from tests.harness.gateway import ROOT, Gateway, environment, free_port, migrated_database
 
 PATIENCE = 60.0
 
@@ -196,3 +196,28 @@ async def test_a_websocket_that_is_gone_already_is_no_trouble() -> None:
     await server.send_input({"type": "websocket.disconnect", "code": 1006})
     await asyncio.wait_for(server.future, 5)
     assert await server.receive_nothing()
+
+
+@pytest.mark.parametrize("package", ["redis", "hiredis"])
+def test_redis_without_its_extra_is_told_in_a_line(tmp_path: Path, package: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{package!r}] = None")
+    settings = {"DOWNSTREAM_URL": "http://127.0.0.1:9", "REDIS_URL": "redis://127.0.0.1:9"}
+    command = [sys.executable, "manage.py", "check"]
+    env = environment(settings, tmp_path / "none.sqlite3") | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"(continuation.E003) REDIS_URL is set, but the package {package} is not installed." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_start_at_which_nothing_can_be_continued_says_so(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    template = migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
+    warned = "CONTINUATION_MODEL is not set and no strategy has served names"
+    for settings, says in (({}, True), ({"CONTINUATION_MODEL": "any"}, False)):
+        one = Gateway({"DOWNSTREAM_URL": "http://127.0.0.1:9", **settings}, template, tmp_path)
+        one.stop()
+        assert (warned in one.new_log()) is says
+        one.database.unlink()
+        (tmp_path / "gateway.log").unlink()

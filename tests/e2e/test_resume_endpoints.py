@@ -84,6 +84,7 @@ def test_unknown_foreign_and_forged_look_alike(
         (address, [("X-Resume-Token", token), *THEIRS]),
         (address, [("X-Resume-Token", token)]),
         (address, [("X-Resume-Token", flipped), *OURS]),
+        (address + "?" + "a=1&" * 1100, OURS),
         (address, [("X-Resume-Token", other.token), *OURS]),
         (address, [("X-Resume-Token", "nonsense"), *OURS]),
         (address, [("X-Resume-Token", "x" * 4000), *OURS]),

@@ -10,6 +10,8 @@ def test_a_proxy_has_no_admin(gateway: GatewayFor, upstream: Upstream) -> None:
     for path in ("/admin/", "/admin/login/", "/admin", "/static/admin/css/base.css"):
         answer = call(one.port, "GET", path)
         assert (answer.status, answer.json()["error"]["code"]) == (404, "not_found"), path
+    script = call(one.port, "GET", "/static/continuation/resumable.js")  # for pages of those who come back
+    assert (script.status, b"class ResumableStream" in script.body) == (200, True)
     upstream.script(json_reply({"data": []}))
     assert call(one.port, "GET", "/v1/models").json() == {"data": []}
     assert call(one.port, "GET", "/ready").status == 200

@@ -475,3 +475,25 @@ async def test_a_reader_in_another_process_outlives_a_redis_that_is_started_anew
     writer.append(events(4, 6))
     writer.end(State.FINISHED)
     assert await reading == events(1, 6)
+
+
+@pytest.mark.parametrize("key", ["meta", "log", "request", "reader"])
+async def test_a_key_that_holds_something_else_costs_no_other_stream_and_is_written_again(
+    opened: Opened, own_redis: RedisServer, key: str
+) -> None:
+    store, other = opened(own_redis), opened(own_redis)
+    spoilt, healthy = await begun(store, request=b"asked"), await begun(store)
+    for writer in (spoilt, healthy):
+        writer.append(events(1, 3))
+        await written(own_redis, writer)
+    with asked(own_redis) as client:
+        name = getattr(keys_of(spoilt.stream_id), key)
+        client.delete(name)
+        client.zadd(name, {"x": 1}) if key != "reader" else client.set(name, "x")
+    for writer in (spoilt, healthy):
+        writer.append(events(4, 6))
+        await written(own_redis, writer)
+        writer.end(State.FINISHED)
+        assert await read_to_end(await found(other, writer.stream_id)) == events(1, 6)
+    assert not store.is_away
+    assert await begun(store)
