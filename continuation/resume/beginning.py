@@ -24,7 +24,7 @@ from continuation.splice import Splice
 logger = logging.getLogger(__name__)
 
 # The store has as long as downstream takes to answer, and then this; a loop that was held up turns a few times more.
-PATIENCE = 0.02
+PATIENCE = 0.1
 TURNS = 6
 BEGIN_SECONDS = 10.0
 UNAVAILABLE = {b"x-resume": b"unavailable"}

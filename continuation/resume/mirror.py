@@ -36,7 +36,7 @@ from continuation.resume.sealing import Seal
 logger = logging.getLogger(__name__)
 
 # A flush that takes longer makes the store late; a late one for so long is away, and then its connection is given up.
-PATIENCE = 0.02
+PATIENCE = 0.1
 LATE_SECONDS = 0.5
 FLUSH_SECONDS = 2.0
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
@@ -86,6 +86,7 @@ class Kept:
     is_sealing: bool = False
     is_handed: bool = False
     is_stopped: bool = False
+    is_behind: bool = False  # its readers do not wait for Redis, until that has it all again
     is_spoilt: bool = False  # its keys hold something else
     has_begun: asyncio.Future[bool] | None = None
     stop: Callable[[], None] = _ignore
@@ -116,7 +117,8 @@ class Kept:
         return not self.is_created or late_request
 
     def is_missing(self) -> None:
-        """Redis has nothing of it."""
+        """Redis has nothing of it, and will not have it all in a moment."""
+        self.is_behind = True
         self.is_created, self.at, self.told, self.trimmed = False, _ZERO, None, _ZERO
         self.renewed_at, self.pieces_written, self.sealed_piece = 0.0, 0, None
 
@@ -221,7 +223,7 @@ class Mirror:
         if not entries or kept.log.gone:
             return
         kept.log.append(entries)
-        if self.health.late:
+        if self.health.late or kept.is_behind:
             kept.log.show_all()
             self._on_append(0.0)
         else:
@@ -506,6 +508,7 @@ class Mirror:
             logger.warning("stream %s: its keys in Redis hold something else", kept.log.stream_id)
         kept.is_missing()
         kept.is_spoilt = True
+        self._show_all(kept, time.monotonic())
         if not sent.clears:
             self.note(kept)
 
@@ -513,6 +516,7 @@ class Mirror:
         kept = sent.kept
         if answer == b"missing":
             kept.is_missing()
+            self._show_all(kept, now)
             self.note(kept)
         elif answer in (b"ok", b"stop"):
             self._is_written(sent, now)
@@ -530,6 +534,10 @@ class Mirror:
         kept.log.show(min(kept.at, kept.log.appended))
         self._tell_times(kept, kept.at, now)
         is_done = kept.at >= kept.log.appended
+        if kept.unseen and now - kept.unseen[0][1] > PATIENCE:  # Redis is in time, and not with this stream
+            kept.is_behind = True
+            self._show_all(kept, now)
+        kept.is_behind = kept.is_behind and not is_done
         if is_done:
             kept.sealed.clear()  # also what was trimmed before it was sent
         if kept.is_handed and is_done and sent.told and sent.told[2] == "":
@@ -592,9 +600,12 @@ class Mirror:
         self.health.is_late()
         now = time.monotonic()
         for kept in self.kept.values():
-            kept.log.show_all()
             kept.sealed.clear()
-            self._tell_times(kept, kept.log.appended, now)
+            self._show_all(kept, now)
+
+    def _show_all(self, kept: Kept, now: float) -> None:
+        kept.log.show_all()
+        self._tell_times(kept, kept.log.appended, now)
 
     def _is_away(self, trouble: str) -> None:
         self.health.is_away(trouble)

@@ -497,3 +497,21 @@ async def test_a_key_that_holds_something_else_costs_no_other_stream_and_is_writ
         assert await read_to_end(await found(other, writer.stream_id)) == events(1, 6)
     assert not store.is_away
     assert await begun(store)
+
+
+async def test_a_redis_that_is_quick_and_forgets_delays_no_live_stream(
+    opened: Opened, own_redis: RedisServer
+) -> None:
+    """As one that evicts does: each answer is in time, and the whole log is to be written anew."""
+    writer = await begun(opened(own_redis))
+    writer.append([event(number, size=2000) for number in range(1, 1500)])
+    await written(own_redis, writer)
+    keys = keys_of(writer.stream_id)
+    with asked(own_redis) as client:
+        async with live(writer, 1500) as delays:
+            for _ in range(40):
+                client.delete(keys.log)
+                seen = len(delays)
+                await until(lambda seen=seen: len(delays) > seen)
+    assert max(delays) < SOON / 2, sorted(delays)[-5:]
+    await written(own_redis, writer)
