@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # The process ends: a generation gets so long to end, and its log to be written.
 ENDING_SECONDS = 2.0
+# While the only readers are in other processes, these are asked about no more often than this.
+ASKING_SECONDS = 1.0
 
 # By stream id. A generation is here from its start to its end.
 _running: dict[str, Generation] = {}
@@ -147,8 +149,10 @@ class Generation:
         _note()
         if is_detached:
             # Nobody can come back to a process that stops, and that alone has the log.
-            grace = 0.0 if _stopping and not self.writer.is_shared else self._grace
-            self._patience = asyncio.get_running_loop().call_later(grace, self._grace_is_over)
+            self._wait(0.0 if _stopping and not self.writer.is_shared else self._grace)
+
+    def _wait(self, seconds: float) -> None:
+        self._patience = asyncio.get_running_loop().call_later(seconds, self._grace_is_over)
 
     def _stop_waiting(self) -> None:
         patience, self._patience = self._patience, None
@@ -167,7 +171,7 @@ class Generation:
         elsewhere = await self._store.readers_elsewhere(self.writer.stream_id)
         self._question = None
         if elsewhere:
-            self.look_after()
+            self._wait(max(self._grace, ASKING_SECONDS))
         else:
             self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
 

@@ -500,18 +500,20 @@ async def test_a_key_that_holds_something_else_costs_no_other_stream_and_is_writ
 
 
 async def test_a_redis_that_is_quick_and_forgets_delays_no_live_stream(
-    opened: Opened, own_redis: RedisServer
+    opened: Opened, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that evicts does: each answer is in time, and the whole log is to be written anew."""
     writer = await begun(opened(own_redis))
-    writer.append([event(number, size=2000) for number in range(1, 1500)])
+    writer.append([event(number, size=200) for number in range(1, 12_000)])
     await written(own_redis, writer)
     keys = keys_of(writer.stream_id)
+    monkeypatch.setattr(mirror, "STREAM_BYTES", 200)  # so that it takes 12,000 answers, which is seconds
     with asked(own_redis) as client:
-        async with live(writer, 1500) as delays:
-            for _ in range(40):
+        async with live(writer, 12_000) as delays:
+            for _ in range(4):
                 client.delete(keys.log)
                 seen = len(delays)
-                await until(lambda seen=seen: len(delays) > seen)
-    assert max(delays) < SOON / 2, sorted(delays)[-5:]
+                await until(lambda seen=seen: len(delays) > seen + 5)
+    assert_soon(delays)
+    monkeypatch.undo()
     await written(own_redis, writer)
