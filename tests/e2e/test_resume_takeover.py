@@ -31,6 +31,15 @@ from tests.e2e.resuming import (
     whole_events,
 )
 from tests.e2e.test_simulated import running
+from tests.e2e.test_token_route import (
+    CONTENT,
+    REASONING,
+    TOKEN_ROUTE,
+    Server,
+    rows_edited,
+    tokens,
+    with_ids,
+)
 from tests.harness.client import Answer, Stream, call
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
 from tests.harness.redis import RedisServer, is_missing
@@ -393,6 +402,49 @@ def test_redis_has_neither_question_nor_answer_nor_key(found: dict[str, Any]) ->
     # In quotes, as in the events: sealed values are long enough to hold a short word by chance, but no quotes.
     for secret in (b"secret question", b'"some"', b'"think"', b"of-the-caller", VLLM.id.encode()):
         assert secret not in found["kept"]
+
+
+# -- on the token route ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def token_survivor(start: Start) -> Gateway:
+    return start(**TOKEN_ROUTE)
+
+
+TOLD = {
+    "in the reasoning": (started(VLLM, [REASONING[:6]]), REASONING[:6]),
+    "in the content": (started(VLLM, [REASONING], [CONTENT[:15]]), f"{REASONING}</think>{CONTENT[:15]}"),
+    "with carried ids": (with_ids(REASONING[:6]), REASONING[:6]),
+}
+
+
+@pytest.mark.parametrize("place", TOLD)
+def test_the_ids_of_the_logs_text_are_continued(
+    start: Start, token_survivor: Gateway, upstream: Upstream, place: str
+) -> None:
+    """Carried ids die with their process, for the log holds what clients get: the text is tokenized then."""
+    leg1, told = TOLD[place]
+    server = Server([*leg1, HoldOpen()])
+    upstream.respond(server)
+    victim = start(**TOKEN_ROUTE, STRATEGY_REFRESH_SECONDS="0.1")
+    if place == "with carried ids":
+        rows_edited(victim, "token_exact = 1")
+    asked = {"max_tokens": 500, "stream_options": {"include_usage": True}}
+    stream = ask(victim, AUTHORIZATION, PATIENCE, **asked)
+    ticket = Ticket.of(stream, AUTHORIZATION)
+    read_to(stream, len(leg1))
+    kill(victim)
+    before = what_came(stream)
+    answer = answer_of(before, rest_of(token_survivor, ticket, newest(before)).body)
+    assert (answer.reasoning, answer.content) == (REASONING, CONTENT)
+    assert (answer.finish_reasons, answer.done, answer.errors, answer.roles) == (["stop"], 1, [], 1)
+    assert len(answer.usages) == 1
+    generate = server.bodies["/inference/v1/generate"]
+    assert generate["token_ids"][-len(tokens(told)) :] == tokens(told)
+    assert generate["sampling_params"]["max_tokens"] == 500 - len(tokens(told))
+    row = token_survivor.event(stream.request_id)
+    assert (row["route"], row["outcome"]) == ("render-generate", "rescued")
 
 
 # -- not by SIGKILL --------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_carried_ids_need_no_tokenizing_of_the_text(
     one = gateway(**TOKEN_ROUTE, STRATEGY_REFRESH_SECONDS="0.1")
     rows_edited(one, "token_exact = 1")
     try:
-        server = Server([*_with_ids(REASONING[:6]), Cut()])
+        server = Server([*with_ids(REASONING[:6]), Cut()])
         upstream.respond(server)
         stream = chat(one, asking_usage()).read_rest()
         one_whole_answer(stream, reasoning=REASONING, content=CONTENT, like=VLLM, usage=True)
@@ -193,7 +193,7 @@ def test_carried_ids_need_no_tokenizing_of_the_text(
         rows_edited(one, "token_exact = 0")
 
 
-def _with_ids(told: str) -> list[Send]:
+def with_ids(told: str) -> list[Send]:
     counts = VLLM.counts(len(PROMPT), 0)
     role = VLLM.role(usage=counts, prompt_token_ids=PROMPT)
     steps = [role]
