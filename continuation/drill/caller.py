@@ -1,4 +1,4 @@
-"""The clients of a drill: one asks and reads to the end; others leave, read slowly, opt out, or send garbage."""
+"""The clients of a drill: one asks and reads to the end; others leave, return, read slowly, opt out, send garbage."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import orjson
 
 from continuation.drill.flights import HEADER, Flight
 from continuation.drill.injector import CHAT
+from continuation.drill.plans import Return
 from continuation.drill.questions import QUESTIONS, body_of
 from continuation.drill.wire import BROKEN, Address, Connection, Head, request_bytes, until
 
@@ -63,6 +64,9 @@ class Caller:
         if flight.plan.kind.startswith("client_leaves"):
             await self._read_until_leaving(flight, connection, head)
             return
+        if flight.plan.returns:
+            await self._read_and_come_back(flight, connection, head)
+            return
         await self._read(flight, connection, head)
         if head.closes or not flight.plan.keeps_connection:
             self.close()
@@ -110,6 +114,68 @@ class Caller:
         self.close()
         flight.heard.ended = flight.heard.ended or "left"
 
+    # -- coming back -------------------------------------------------------------------------------
+
+    async def _read_and_come_back(self, flight: Flight, connection: Connection, head: Head) -> None:
+        heard = flight.heard
+        stream_id, token = head.get("x-stream-id"), head.get("x-resume-token")
+        if not (stream_id and token):
+            heard.ended, heard.trouble = "broken", f"not resumable: X-Resume is {head.get('x-resume')!r}"
+            self.close()
+            return
+        for back in flight.plan.returns:
+            if await self._read_events(flight, connection, head, back.after):
+                break
+            if back.parting == "reset":
+                connection.reset()
+            self.close()
+            await asyncio.sleep(back.pause)
+            self._kept = connection = await self._gateway.connect()
+            await connection.send(self._return_bytes(flight, back, stream_id, token))
+            head = await connection.read_head()
+            if head.status != 200:
+                said = (await connection.body(head))[:100]
+                heard.ended = "broken"
+                heard.trouble = (
+                    f"coming back by {back.way} after event {heard.last_id}: {head.status} {said!r}"
+                )
+                self.close()
+                return
+        else:
+            await self._read_events(flight, connection, head)
+        heard.ended = "clean"
+        self.close()
+
+    async def _read_events(
+        self, flight: Flight, connection: Connection, head: Head, most: int | None = None
+    ) -> bool:
+        """Whether the answer ended, rather than that so many of its events have come."""
+        pending, count = b"", 0
+        if most == 0:
+            return False
+        async for piece in connection.pieces(head):
+            pending += piece
+            while (end := pending.find(b"\n\n") + 2) > 1:
+                flight.take_numbered(pending[:end])
+                pending, count = pending[end:], count + 1
+                if count == most:
+                    return False
+        if pending:
+            flight.take(pending)
+        return True
+
+    def _return_bytes(self, flight: Flight, back: Return, stream_id: str, token: str) -> bytes:
+        fields = {"host": f"{self._gateway.host}:{self._gateway.port}", "authorization": _caller(flight)}
+        position = str(flight.heard.last_id)
+        target = f"{self._gateway.prefix}/v1/streams/{stream_id}"
+        if back.way == "query":
+            return request_bytes("GET", f"{target}?token={token}&last_event_id={position}", fields.items())
+        fields |= {"x-resume-token": token, "last-event-id": position}
+        if back.way == "get":
+            return request_bytes("GET", target, fields.items())
+        fields["content-type"] = "application/json"
+        return request_bytes("POST", self._gateway.prefix + CHAT, fields.items(), flight.sent)
+
     # -- garbage -----------------------------------------------------------------------------------
 
     async def _garbage(self, flight: Flight) -> None:
@@ -152,12 +218,18 @@ def _request(flight: Flight, model: str) -> Request:
         HEADER: str(plan.number),
     }
     body = body_of(QUESTIONS[plan.question], model, plan.usage)
+    if plan.returns:
+        headers |= {"X-Resumable": "1", "authorization": _caller(flight)}
     if plan.kind == "client_opts_out":
         headers["X-Continuation"] = "off"
     if plan.kind in ("client_passes", "client_garbage") and plan.leg1:
         method, target, sent = _unguarded(plan.leg1.how, body)
         return Request(method, target, headers, sent)
     return Request("POST", CHAT, headers, orjson.dumps(body))
+
+
+def _caller(flight: Flight) -> str:
+    return f"Bearer drill-{flight.plan.number}"
 
 
 def _unguarded(how: str, body: Mapping[str, Any]) -> tuple[str, str, bytes]:

@@ -49,7 +49,8 @@ class Choices:
     """What the command line said. engine: a manner to simulate, or a URL. minutes and total: whichever is first.
 
     gateway: URL of one that runs already and has `listen`, a port, as its downstream; "" to start one.
-    only: numbers of the streams to be run, () for all.
+    only: numbers of the streams to be run, () for all. redis: where the started gateway has its resume log, "" for in
+    its memory.
     """
 
     streams: int = 200
@@ -65,6 +66,7 @@ class Choices:
     idle_seconds: float = 4.0
     delay_ms: float = 50.0
     only: tuple[int, ...] = ()
+    redis: str = ""
 
     @property
     def most(self) -> int | None:
@@ -194,7 +196,7 @@ async def _gateway(
 ) -> Gateway:
     if choices.gateway:
         return Gateway(choices.gateway)
-    starting = (engine, injector.url, choices.idle_seconds, directory)
+    starting = (engine, injector.url, choices.idle_seconds, directory, choices.redis)
     gateway = await asyncio.to_thread(own_gateway, *starting)
     assert gateway.child
     closing.push_async_callback(asyncio.to_thread, gateway.child.stop)
@@ -339,9 +341,9 @@ class Campaign:
             certain = finding.row_is_certain
             self._ledger.expect(flight.request_id, plan.number, finding.due.row, decides=certain)
         first = heard.first_at - heard.sent_at if heard.first_at is not None else None
-        slow = plan.kind in ("late", "client_slow", "pause")
+        slow = plan.kind in ("late", "client_slow", "pause") or bool(plan.returns)
         stalled = plan.leg1 is not None and plan.leg1.name in STALLS
-        seam = None if stalled or plan.kind in _SLOW_SEAMS else heard.seam_gap
+        seam = None if stalled or slow or plan.kind in _SLOW_SEAMS else heard.seam_gap
         for latencies in (self._latencies, self._over_all):
             latencies.add(None if slow else first, () if slow or stalled else heard.gaps, seam)
 

@@ -58,6 +58,7 @@ class Heard:
     """The client's side. ended: clean, broken, left (by the client itself), late (it gave up waiting), or "".
 
     Times are those of time.monotonic(); first_at is that of the first event, gaps are seconds between reads.
+    last_id is the number of the newest event of a client that comes back, misnumbered what is wrong with the numbers.
     """
 
     status: int = 0
@@ -70,6 +71,8 @@ class Heard:
     last_at: float = 0.0
     gaps: list[float] = field(default_factory=list)
     seam_gap: float | None = None
+    last_id: int = 0
+    misnumbered: str = ""
 
     def take(self, piece: bytes, leg1: Leg | None, *, continued: bool) -> None:
         now = time.monotonic()
@@ -114,6 +117,22 @@ class Flight:
         if strike and leg1.struck and strike.name in STALLS:
             return False
         return (leg2.asked_at if leg2 else self.heard.last_at) - leg1.handed_at > limit
+
+    def take_numbered(self, block: bytes) -> None:
+        """An event of a resumable stream, less its number and the comments before it."""
+        heard = self.heard
+        number, data = -1, []
+        for line in block.splitlines(keepends=True):
+            if line.startswith(b"id:") and line[3:].strip().isdigit():
+                number = int(line[3:])
+            elif not line.startswith(b":"):
+                data.append(line)
+        if number != heard.last_id + 1 and not heard.misnumbered:
+            heard.misnumbered = (
+                f"event {heard.last_id} was followed by {number if number >= 0 else block[:60]!r}"
+            )
+        heard.last_id = max(number, heard.last_id)
+        self.take(b"".join(data))
 
     @property
     def client_has_leg1(self) -> bool:

@@ -265,6 +265,7 @@ def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
     assert leg1
     yield difference("status", 200, heard.status)
     yield difference("end", "clean", heard.ended) + (f" {heard.trouble}" if heard.trouble else "")
+    yield heard.misnumbered
     yield from _headers(flight, "guarded")
     yield difference("Cache-Control", "no-cache", heard.fields.get("cache-control", ""))
     told, raw = read(bytes(heard.raw)), bytes(heard.raw)
@@ -291,6 +292,7 @@ def _unsound(flight: Flight, reference: Reference) -> Iterator[str]:
     if flight.plan.kind in LEAVING:
         yield from (found for found in _left(flight) if "let go" in found)
         return
+    yield flight.heard.misnumbered
     told, want, leg2 = read(bytes(flight.heard.raw)), reference.told, flight.plan.leg2
     yield difference("status", 200, flight.heard.status)
     yield from _form(told)

@@ -46,6 +46,8 @@ CONTINUATION = {
 CLIENT = {
     "client_leaves": "the client leaves: before the headers, before the first event, in the middle",
     "client_leaves_leg2": "the client leaves during the continuation",
+    "client_returns": "the client's connection breaks, up to three times, and it comes back for the rest",
+    "client_returns_leg2": "the same, and the engine breaks as well",
     "client_slow": "the client reads nothing for longer than a stall, while the engine has much to say",
     "client_opts_out": "X-Continuation: off, and a fault: everything is passed through, the break as well",
     "client_passes": "requests that are not guarded: not streamed, several choices, structured output, other paths",

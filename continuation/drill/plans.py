@@ -80,6 +80,19 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True)
+class Return:
+    """The client's connection breaks after so many events of its own, and `pause` seconds later it comes back.
+
+    parting: close or reset. way: get, post, or query (where a browser's EventSource has token and position).
+    """
+
+    after: int
+    parting: str
+    way: str
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What happens to one stream; usage is what the client asks for (see questions.body_of)."""
 
@@ -92,6 +105,7 @@ class Plan:
     framing: Framing = PLAIN
     framing2: Framing = PLAIN
     keeps_connection: bool = True
+    returns: tuple[Return, ...] = ()
 
     @property
     def place(self) -> str:
@@ -101,6 +115,9 @@ class Plan:
             if strike:
                 how = f" ({strike.how})" if strike.how else ""
                 told.append(f"{name}: {strike.name}{how} after {strike.after} events")
+        told += [
+            f"client: {back.parting} after {back.after} events, back by {back.way}" for back in self.returns
+        ]
         return "; ".join(told)
 
 
@@ -269,6 +286,23 @@ def _client_slow(kind: str, rng: Random, reference: Reference) -> Parts:
     return {"framing": Framing(padding=PADDING_BYTES), "keeps_connection": False}
 
 
+def _client_returns(kind: str, rng: Random, reference: Reference) -> Parts:
+    """Its bytes less the numbers are the engine's, so these are written plainly, though in any pieces."""
+    returns = []
+    for _ in range(rng.randint(1, 3)):
+        after = rng.choice((0, 1, rng.randint(0, 10), rng.randint(0, reference.finish_at)))
+        way = rng.choice(("get", "post", "query"))
+        returns.append(Return(after, rng.choice(("close", "reset")), way, rng.choice((0.0, 0.0, 0.3))))
+    parts: Parts = {"framing": _in_pieces(rng), "framing2": _in_pieces(rng), "keeps_connection": False}
+    if kind == "client_returns_leg2":
+        parts["leg1"] = _strike(rng.choice(BREAKS), rng, _anywhere(rng, reference))
+    return parts | {"returns": tuple(returns)}
+
+
+def _in_pieces(rng: Random) -> Framing:
+    return Framing(pieces=rng.choice((0, 0, 30, 150)))
+
+
 def _client_opts_out(kind: str, rng: Random, reference: Reference) -> Parts:
     return {"leg1": _strike(rng.choice(BREAKS), rng, _anywhere(rng, reference))}
 
@@ -293,6 +327,8 @@ _PARTS: Mapping[str, Callable[[str, Random, Reference], Parts]] = {
     "late": _late,
     **dict.fromkeys(_LEAST_CHARS, _continuation_fault),
     "client_leaves": _client_leaves,
+    "client_returns": _client_returns,
+    "client_returns_leg2": _client_returns,
     "client_slow": _client_slow,
     "client_opts_out": _client_opts_out,
     "client_passes": _client_passes,

@@ -23,6 +23,8 @@ from continuation.processes import (
 SIMULATED = ("vllm", "sglang")
 SIMULATED_MODEL = "qwen3.6"
 _ASK_SECONDS = 10.0
+# How long a stream that has ended can be resumed: longer than a client stays away, and its memory is soon free again.
+KEPT_SECONDS = "10"
 # What no gateway may write into its log, whatever its clients and engines do.
 _TROUBLE = re.compile(
     r"Traceback|never retrieved|ignored GeneratorExit|was never awaited|was destroyed but it is pending"
@@ -91,10 +93,13 @@ class Gateway:
         return [line.strip()[:200] for line in lines if _TROUBLE.search(line)]
 
 
-def own_gateway(engine: Engine, downstream: str, idle_seconds: float, directory: Path) -> Gateway:
-    """Raises CannotGoOn."""
+def own_gateway(
+    engine: Engine, downstream: str, idle_seconds: float, directory: Path, redis: str = ""
+) -> Gateway:
+    """redis: REDIS_URL. Raises CannotGoOn."""
     database = directory / "drill.sqlite3"
     env = gateway_environment(downstream, engine.manner, engine.model, idle_seconds, database)
+    env |= {"RESUME_TTL_SECONDS": KEPT_SECONDS} | ({"REDIS_URL": redis} if redis else {})
     migrate(env)
     child, url = start_gateway(env, directory)
     return Gateway(url, child, database)

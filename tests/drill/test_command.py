@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from redis import Redis
 
 from continuation.drill import plot
 from continuation.drill.campaign import Choices, Result
@@ -26,6 +28,7 @@ from continuation.drill.wire import Address, Connection
 from continuation.simulator import Config
 from tests.e2e.test_simulated import running
 from tests.harness.gateway import ROOT, Gateway, free_port, migrated_database
+from tests.harness.redis import RedisServer, is_missing
 
 DRILL = [sys.executable, "manage.py", "drill"]
 PATIENCE = 300.0  # seconds; two cores may be shared by many
@@ -97,6 +100,23 @@ def test_a_drill_of_another_manner_with_chosen_faults_shows_a_table() -> None:
     assert "seed 5: 0 wrong" in done.stdout
 
 
+@pytest.mark.skipif(bool(is_missing()), reason=is_missing() or "-")
+def test_clients_come_back_to_a_log_in_redis(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        chosen = ["--faults", "client_returns,client_returns_leg2", "--redis", server.url, "--json"]
+        done = run("--streams", "10", "--total", "20", "--seed", "7", *chosen)
+        with closing(Redis.from_url(server.url)) as asked:
+            logs = asked.keys("continuation:{*")
+    finally:
+        server.stop()
+    told = result(done)
+    assert told["wrong_streams"] == []
+    assert (done.returncode, told["done"]) == (0, 20)
+    assert told["outcomes"]["rescued"] >= 5
+    assert logs
+
+
 def test_nothing_is_left_of_a_drill_that_is_stopped(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [*DRILL, *QUICK, "--streams", "8", "--minutes", "60", "--seed", "3", "--json"]
@@ -142,6 +162,16 @@ def test_without_a_gateway_broken_answers_are_wrong_and_whole_ones_are_not_rescu
     assert told["wrong"] == told["outcomes"]["wrong"] == 16
     assert told["audit_rows"] is None
     assert all(one["request_id"] == f"drill-2-{one['number']}" for one in told["wrong_streams"])
+
+
+def test_clients_that_cannot_come_back_are_found() -> None:
+    """The injector's answers are not resumable."""
+    port = str(free_port())
+    alone = ["--gateway", f"http://127.0.0.1:{port}", "--listen", port, "--json"]
+    done = run(*alone, "--streams", "4", "--total", "4", "--seed", "2", "--faults", "client_returns")
+    told = result(done)
+    assert (done.returncode, told["wrong"]) == (1, 4)
+    assert all("not resumable: X-Resume is ''" in str(one["troubles"]) for one in told["wrong_streams"])
 
 
 class Dropping:
@@ -249,6 +279,10 @@ def test_a_gateway_that_runs_already_is_drilled_and_one_lost_character_is_found(
         ),
         (["--gateway", "localhost:8000"], "--gateway: 'localhost:8000' is no URL of a server"),
         (["--gateway", "http://127.0.0.1:1"], "--gateway needs --listen PORT"),
+        (
+            ["--gateway", "http://127.0.0.1:1", "--listen", "9", "--redis", "redis://x"],
+            "--redis is for a gateway that",
+        ),
         (["--continuation-model", "x"], "--continuation-model is for an --engine that is a URL"),
         (
             ["--engine", "http://127.0.0.1:9"],

@@ -77,6 +77,26 @@ def test_a_broken_answer_must_be_rescued() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("numbers", "wrong"),
+    [
+        ([1, 2, 3, 4], ""),
+        ([1, 2, 2, 4], "event 2 was followed by 2"),
+        ([1, 2, 4, 5], "event 2 was followed by 4"),
+        ([2, 3, 4, 5], "event 0 was followed by 2"),
+        ([1, 2, None, 3], "event 2 was followed by b': a comment"),
+    ],
+)
+def test_each_event_of_one_who_comes_back_has_the_next_number(numbers: list[int | None], wrong: str) -> None:
+    one = rescued([])
+    last = numbers[-1] or 0
+    for number, block in zip([*numbers, *range(last + 1, last + 7)], WHOLE, strict=True):
+        one.take_numbered((f"id: {number}\n".encode() if number else b"") + b": a comment\n" + block)
+    assert bytes(one.heard.raw) == b"".join(WHOLE)
+    assert outcome(one) is (Outcome.WRONG if wrong else Outcome.RESCUED)
+    assert wrong in troubles(one)
+
+
 def test_a_break_before_any_text_must_fail() -> None:
     early = flight(broken(), [leg(1, [ROLE])], [ROLE, failed("no_recoverable_content")])
     assert outcome(early) is Outcome.FAILED

@@ -56,6 +56,19 @@ def test_faults_of_leg_2_need_text_before_them_and_no_tool_call() -> None:
         assert one.chars[plan.leg1.after] >= least
 
 
+def test_clients_come_back_in_every_way_and_read_plain_events() -> None:
+    found = plans(6, 400, ("client_returns", "client_returns_leg2"))
+    backs = [back for plan in found for back in plan.returns]
+    assert {(back.parting, back.way) for back in backs} == {
+        (parting, way) for parting in ("close", "reset") for way in ("get", "post", "query")
+    }
+    assert {len(plan.returns) for plan in found} == {1, 2, 3}
+    assert min(back.after for back in backs) == 0
+    assert all(plan.framing.dress(DONE, Random(1), first=True) == DONE for plan in found)
+    assert {bool(plan.leg1) for plan in found if plan.kind == "client_returns"} == {False}
+    assert {plan.leg1.name for plan in found if plan.leg1} == set(BREAKS)
+
+
 def test_places_are_all_over_the_answer_and_its_edges_too() -> None:
     places = [plan.leg1.after for plan in plans(4, 3000, ("eof",)) if plan.leg1 and plan.question == 0]
     assert set(places) == set(range(REFERENCES[0].finish_at + 1))

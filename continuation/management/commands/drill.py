@@ -64,6 +64,12 @@ class Command(LongHelpCommand):
         add("--continuation-model", default="", help="CONTINUATION_MODEL, where --engine is a URL")
         add("--gateway", type=_url, help="URL of a gateway that runs already")
         add("--listen", type=whole(1, 65535), default=0, help="port of the fault injector, for --gateway")
+        add(
+            "--redis",
+            default="",
+            metavar="URL",
+            help="resume log of the gateway that is started (in its memory)",
+        )
         idle = amount(0.2, 3600, "seconds")
         add("--idle-timeout", type=idle, default=4.0, help="the gateway's limit of silence, in seconds (4)")
         delay = amount(0, 1000, "milliseconds")
@@ -106,11 +112,16 @@ class Command(LongHelpCommand):
             idle_seconds=options["idle_timeout"],
             delay_ms=options["token_delay_ms"],
             only=options["only"],
+            redis=options["redis"],
         )
 
     def _check(self, options: dict[str, Any]) -> None:
         if options["gateway"] and not options["listen"]:
             raise CommandError("--gateway needs --listen PORT: where that gateway has its DOWNSTREAM_URL")
+        if options["gateway"] and options["redis"]:
+            raise CommandError(
+                "--redis is for a gateway that the drill starts: --gateway has a REDIS_URL of its own"
+            )
         if options["continuation_model"] and options["engine"] in SIMULATED:
             raise CommandError("--continuation-model is for an --engine that is a URL")
         if options["plot"] is not None and not plot.is_available():
