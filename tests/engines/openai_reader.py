@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ class Reading:
     finishes: list[str] = field(default_factory=list)
     usages: list[tuple[int, int]] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
+    request_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
 def read(port: int, dialogue: int, on_chunk: Callable[[Reading], None] | None = None) -> Reading:
@@ -34,6 +36,7 @@ def read(port: int, dialogue: int, on_chunk: Callable[[Reading], None] | None = 
             max_tokens=body["max_tokens"],
             stream=True,
             stream_options={"include_usage": True},
+            extra_headers={"X-Request-Id": found.request_id},
         ) as stream,
     ):
         for chunk in stream:
