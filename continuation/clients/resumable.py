@@ -76,6 +76,8 @@ EVENT_BYTES = 64 * 2**20
 REFUSAL_BYTES = 2**16
 READ_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
+# No server is waited for longer than this.
+MOST_WAIT_SECONDS = 86_400.0
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _BOM = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"\r\n|\r|\n")
@@ -241,7 +243,8 @@ class BlockDecoder:
     `str.splitlines` and httpx's `iter_lines` also break, stands in the middle of JSON. Raises NotUnderstood."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line without its end
+        self._rest_size = 0
         self._started = False
         self._after_cr = False
         self._size = 0  # of the data lines so far
@@ -250,14 +253,18 @@ class BlockDecoder:
         self._name = ""
 
     def feed(self, read: bytes) -> Iterator[Block]:
-        data, looked_at = self._rest + read, len(self._rest)  # what was left over has no line end in it
+        if self._after_cr and read:
+            self._after_cr, read = False, read.removeprefix(b"\n")
+        if self._started and not _LINE.search(read):
+            self._keep(read)
+            return
+        data, looked_at = b"".join([*self._rest, read]), self._rest_size
+        self._rest, self._rest_size = [], 0
         if not self._started:
             if len(data) < len(_BOM) and _BOM.startswith(data):
-                self._rest = data
+                self._keep(data)
                 return
             self._started, data, looked_at = True, data.removeprefix(_BOM), 0
-        if self._after_cr and data:
-            self._after_cr, data = False, data.removeprefix(b"\n")
         at = 0
         for end in _LINE.finditer(data, looked_at):
             line, at = data[at : end.start()], end.end()
@@ -266,8 +273,13 @@ class BlockDecoder:
                 self._field(line)
             elif block := self._block():
                 yield block
-        self._rest = data[at:]
-        if self._size + len(self._rest) > EVENT_BYTES:
+        self._keep(data[at:])
+
+    def _keep(self, rest: bytes) -> None:
+        if rest:
+            self._rest.append(rest)
+        self._rest_size += len(rest)
+        if self._size + self._rest_size > EVENT_BYTES:
             raise NotUnderstood(f"an event of more than {EVENT_BYTES} bytes")
 
     def _field(self, line: bytes) -> None:
@@ -275,7 +287,7 @@ class BlockDecoder:
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)
-            self._size += len(value)
+            self._size += len(line) + 1
         elif name == b"event":
             self._name = value.decode("utf-8", "replace")
         elif name == b"id" and b"\0" not in value:
@@ -327,7 +339,7 @@ class Core:
         position: Position | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.base_url = _base_url(base_url)
         self.position = position
         self.answer_headers = httpx.Headers()
         self._body = body
@@ -340,6 +352,7 @@ class Core:
         self._asked = False
         self._reading = False
         self._ended = False
+        self._ending_asked_for = False
         self._replayed_to = 0
         self._attempts = 0
         self._outage_since: float | None = None
@@ -394,8 +407,8 @@ class Core:
         """Whether it can be read; if not, its body goes to `refused`."""
         self.answer_headers = headers
         returned = self.position is not None
-        if returned and status == 204:  # the stream has ended, and all of it has been read
-            self._ended = True
+        if self.position is not None and status == 204:
+            self._all_was_read(self.position)
             return True
         kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if status != 200 or kind != "text/event-stream":
@@ -405,6 +418,18 @@ class Core:
         self._reading, self._outage_since = True, None
         self._replayed_to = _number(headers.get("X-Last-Event-Id", "")) or 0 if returned else 0
         return True
+
+    def _all_was_read(self, position: Position) -> None:
+        """The stream has ended, and its last event has been handed out: it is asked for once more, for it says how."""
+        self._ended = self._ending_asked_for or not position.last_id
+        if not self._ended:
+            self._ending_asked_for = True
+            self.position = replace(position, last_id=position.last_id - 1)
+
+    @property
+    def reading(self) -> bool:
+        """Whether there is an answer to be read on."""
+        return self._reading
 
     def _take_up(self, headers: httpx.Headers) -> None:
         stream_id, token = headers.get("X-Stream-Id"), headers.get("X-Resume-Token")
@@ -463,7 +488,7 @@ class Core:
             self._outage_since = now
         tried = self._attempts
         backoff = min(self._retries.most, self._retries.first * 2 ** min(tried, 60))
-        self._wait = server_asks + self._retries.uniform(0.0, backoff)
+        self._wait = min(MOST_WAIT_SECONDS, server_asks + self._retries.uniform(0.0, backoff))
         over = now + self._wait - self._outage_since > self._retries.seconds
         if tried >= self._retries.attempts or over:
             what = f"{tried} attempts" if not over else f"{self._retries.seconds:g} s"
@@ -477,7 +502,8 @@ class Core:
         if block.name == "resume_token" and self.position:
             self._take_checkpoint(self.position, data)
             return None
-        number = self._new_number(block) if self.position else None
+        tells_error = block.name == "error" or _tells_error(data)
+        number = self._new_number(block, tells_error) if self.position else None
         if number is not None and not number:
             return None
         if number and self.position:
@@ -485,17 +511,23 @@ class Core:
         if block.data == "[DONE]":
             self._finish()
             return None
-        if isinstance(data, dict) and data.get("error"):
+        if tells_error and number is None and self.position and _code(data) == "resume_gap":
+            # This reader cannot have what comes next: who asks again is told what there is, or has it elsewhere.
+            self._reading = False
+            self._blocks.clear()
+            self._later(f"resume_gap: {_error_in(data).get('message')}", None, 0.0)
+            return None
+        if tells_error:
             self._finish()
-            raise self._error(Failed(data["error"]))
+            raise self._error(Failed(_error_in(data)))
         return Event(number, data, block.name, bool(number and number <= self._replayed_to))
 
-    def _new_number(self, block: Block) -> int | None:
-        """The number of an event that comes next, 0 for one that was handed out before, None for an error without one:
-        it tells of this connection's end. Raises NotUnderstood."""
+    def _new_number(self, block: Block, tells_error: bool) -> int | None:
+        """The number of an event that comes next, 0 for one that was handed out before, None for an error without one.
+        Raises NotUnderstood."""
         assert self.position is not None
         number, last = _number(block.id or ""), self.position.last_id
-        if number is None and block.id is None and _tells_error(block.data):
+        if number is None and block.id is None and tells_error:
             return None
         if number is None or number > last + 1:
             self._finish()
@@ -527,9 +559,17 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _tells_error(text: str) -> bool:
-    data = _parsed(text)
-    return isinstance(data, dict) and bool(data.get("error"))
+def _tells_error(data: Any) -> bool:
+    return isinstance(data, dict) and bool(data.get("error") or data.get("object") == "error")
+
+
+def _error_in(data: Any) -> Any:
+    return data.get("error") or data if isinstance(data, dict) else data
+
+
+def _code(data: Any) -> Any:
+    error = _error_in(data)
+    return error.get("code") if isinstance(error, dict) else None
 
 
 def _error_object(body: bytes) -> Mapping[str, Any]:
@@ -552,9 +592,20 @@ def _retry_after(headers: httpx.Headers) -> float:
     try:
         then = parsedate_to_datetime(value).timestamp()
         now = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else time.time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     return max(0.0, then - now)
+
+
+def _base_url(text: str) -> str:
+    """Without the /v1 behind it. Raises ValueError."""
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"base_url {text!r} is no URL of a gateway: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"base_url {text!r} is no URL of a gateway, such as http://127.0.0.1:8000")
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def _body(body: Mapping[str, Any] | bytes) -> bytes:
@@ -665,11 +716,15 @@ class ChatStream(_Shared):
         return self._about("GET", "/status")
 
     def _about(self, method: str, path: str = "") -> dict[str, Any]:
-        request = self._request(self._client, self._core.about_stream(method, path))
+        client = httpx.Client() if self._own else self._client  # an own one may be closed already
+        request = self._request(client, self._core.about_stream(method, path))
         try:
-            answer = self._client.send(request, follow_redirects=False)
+            answer = client.send(request, follow_redirects=False)
         except httpx.RequestError as trouble:
             raise Disconnected(f"{type(trouble).__name__}: {trouble}") from trouble
+        finally:
+            if self._own:
+                client.close()
         return _status(answer.status_code, answer.content)
 
     def _do(self, todo: Ask | Read | Wait) -> None:
@@ -700,6 +755,8 @@ class ChatStream(_Shared):
                     break
             self._close_response()
             self._core.refused(response.status_code, response.headers, bytes(body))
+        elif not self._core.reading:
+            self._close_response()
 
     def _read(self) -> None:
         read = next(self._reads, None)
@@ -734,11 +791,12 @@ class AsyncChatStream(_Shared):
         self._sleep = sleep
         self._response: httpx.Response | None = None
         self._reads: AsyncGenerator[bytes, None] | None = None
+        self._doing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncChatStream:
         """Asks, and has the answer's headers when it returns. Raises StreamError."""
         try:
-            while isinstance(todo := self._core.todo(), Ask | Wait):
+            while not self._closed and isinstance(todo := self._core.todo(), Ask | Wait):
                 await self._do(todo)
         except BaseException:
             await self.aclose()
@@ -765,8 +823,12 @@ class AsyncChatStream(_Shared):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Leave; the generation goes on as long as the gateway waits for a reader."""
+        """Leave; the generation goes on as long as the gateway waits for a reader. Another task that waits for the next
+        event has come to the end then."""
         self._closed = True
+        if self._doing is not None and not self._doing.done():
+            self._doing.cancel()
+            await asyncio.wait([self._doing])
         await self._leave()
         if self._own:
             await self._client.aclose()
@@ -781,14 +843,28 @@ class AsyncChatStream(_Shared):
         return await self._about("GET", "/status")
 
     async def _about(self, method: str, path: str = "") -> dict[str, Any]:
-        request = self._request(self._client, self._core.about_stream(method, path))
+        client = httpx.AsyncClient() if self._own else self._client  # an own one may be closed already
+        request = self._request(client, self._core.about_stream(method, path))
         try:
-            answer = await self._client.send(request, follow_redirects=False)
+            answer = await client.send(request, follow_redirects=False)
         except httpx.RequestError as trouble:
             raise Disconnected(f"{type(trouble).__name__}: {trouble}") from trouble
+        finally:
+            if self._own:
+                await client.aclose()
         return _status(answer.status_code, answer.content)
 
     async def _do(self, todo: Ask | Read | Wait) -> None:
+        """In a task of its own, which `aclose` can end without ending the caller's."""
+        self._doing = asyncio.create_task(self._done(todo))
+        try:
+            await self._doing
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+
+    async def _done(self, todo: Ask | Read | Wait) -> None:
         try:
             match todo:
                 case Ask():
@@ -817,6 +893,8 @@ class AsyncChatStream(_Shared):
                     break
             await self._close_response()
             self._core.refused(response.status_code, response.headers, bytes(body))
+        elif not self._core.reading:
+            await self._close_response()
 
     async def _read(self) -> None:
         assert self._reads is not None
@@ -855,8 +933,11 @@ def stream_chat(
 
     base_url  of the gateway, with or without /v1 behind it
     body      of the chat request; of a mapping `stream` is set to true, bytes are sent as they are
-    client    is used and left open, redirects are not followed; else one is made, and closed
+    client    is used and left open, redirects are not followed; else one is made, and closed. `stop` and `status` take
+              a second connection of it while the first one reads
     options   as in Options
+
+    Raises ValueError for a URL or a header that cannot be sent.
     """
     return ChatStream(Core(base_url, body=_body(body), **options), client, sleep)
 

@@ -10,8 +10,11 @@ import httpx
 import pytest
 
 from continuation.clients.resumable import (
+    AsyncChatStream,
     BadCursor,
     Disconnected,
+    Event,
+    Failed,
     GaveUp,
     Gone,
     NotFound,
@@ -191,10 +194,10 @@ def test_a_failed_ending_raises_behind_the_events_before_it(upstream: Upstream, 
 
 
 def test_an_error_without_a_number_ends_the_stream_too(upstream: Upstream, read: Reader) -> None:
-    gap = {"error": {"message": "not kept", "code": "resume_gap"}}
-    upstream.script(cut(RECORDED[0]), whole(RECORDED[1], whole_event(gap)))
+    error = {"error": {"message": "the line is down", "code": "of_a_proxy"}}
+    upstream.script(cut(RECORDED[0]), whole(RECORDED[1], whole_event(error)))
     found = read(upstream.url)
-    assert (found.ids, getattr(found.error, "code", None)) == ([1, 2], "resume_gap")
+    assert (found.ids, getattr(found.error, "code", None)) == ([1, 2], "of_a_proxy")
     assert found.position is not None
     assert found.position.last_id == 2
 
@@ -203,10 +206,82 @@ def whole_event(data: object) -> bytes:
     return block(0, data).partition(b"\n")[2]
 
 
+GAP = whole_event({"error": {"message": "not kept", "code": "resume_gap"}})
+
+
+def test_who_was_overtaken_is_told_what_there_is_still(upstream: Upstream, read: Reader) -> None:
+    trimmed = refusal("410 Gone", "trimmed", available={"first": 5, "last": 9})
+    upstream.script(cut(RECORDED[0]), whole(RECORDED[1], GAP), trimmed)
+    found = read(upstream.url)
+    assert (found.ids, getattr(found.error, "available", None)) == ([1, 2], (5, 9))
+    assert found.position == at(upstream, 2)
+
+
+def test_or_has_it_of_another_process(upstream: Upstream, read: Reader) -> None:
+    upstream.script(whole(*RECORDED[:2], GAP), resumed_whole)
+    read(upstream.url).is_whole()
+
+
+def test_a_gap_that_stays_is_given_up(upstream: Upstream, read: Reader) -> None:
+    upstream.script(*[whole(GAP)] * 4)
+    found = read(at(upstream, 2), retries={"attempts": 3})
+    assert isinstance(found.error, GaveUp)
+    assert str(found.error) == "no way back within 3 attempts; the last trouble: resume_gap: not kept"
+
+
+@pytest.mark.parametrize(
+    "ending,code",
+    [
+        (b'data: {"object": "error", "message": "m", "code": 400}\n\n', 400),
+        (b'event: error\ndata: {"message": "m", "code": "eof"}\n\n', "eof"),
+        (b"event: error\ndata: out of memory\n\n", None),
+    ],
+)
+@pytest.mark.parametrize("resumable", [True, False])
+def test_each_form_of_an_error_ends_the_stream(
+    upstream: Upstream, read: Reader, ending: bytes, code: object, resumable: bool
+) -> None:
+    """Engines have several, and the answer may be one that was passed through."""
+    done = b"data: [DONE]\n\n"
+    upstream.script(
+        whole(RECORDED[0], b"id: 2\n" + ending) if resumable else Reply([Send(plain("a") + ending + done)])
+    )
+    found = read(upstream.url)
+    assert isinstance(found.error, Failed)
+    assert (len(found.events), found.error.code) == (1, code)
+    assert found.error.message
+
+
+# Of a stream that has ended, to one who has had its last event.
+NOTHING_MORE = Reply(status="204 No Content", headers=(), framing="none")
+
+
 def test_a_stream_that_was_read_to_its_end_has_no_more_events(upstream: Upstream, read: Reader) -> None:
-    upstream.script(Reply(status="204 No Content", headers=(), framing="none"))
+    upstream.script(NOTHING_MORE, resumed_whole)
     found = read(at(upstream, LAST))
     assert (found.events, found.error) == ([], None)
+    assert found.position is not None
+    assert found.position.last_id == LAST
+    assert [last_id(request) for request in upstream.requests] == [LAST, LAST - 1]
+
+
+def test_if_it_failed_that_is_told_each_time(upstream: Upstream, read: Reader) -> None:
+    """Its last event says how it ended."""
+    failed = block(2, {"error": {"message": "It was stopped.", "code": "stopped"}})
+    upstream.script(whole(RECORDED[0], failed), NOTHING_MORE, whole(failed))
+    first = read(upstream.url)
+    assert isinstance(first.error, Failed)
+    assert first.error.position is not None
+    again = read(first.error.position)
+    assert isinstance(again.error, Failed)
+    assert (again.events, again.error.code) == ([], "stopped")
+    assert again.error.position == first.error.position
+
+
+def test_a_server_that_has_nothing_at_all_is_asked_twice(upstream: Upstream, read: Reader) -> None:
+    upstream.script(NOTHING_MORE, NOTHING_MORE)
+    assert read(at(upstream, 3)).error is None
+    assert len(upstream.requests) == 2
 
 
 # -- another process -------------------------------------------------------------------------------
@@ -373,11 +448,19 @@ def test_the_server_says_how_long(upstream: Upstream, read: Reader) -> None:
         refusal("503 No", "no", [("Retry-After", "3")]),
         refusal("503 No", "no", dated),
         refusal("503 No", "no", [("Retry-After", "soon")]),
+        refusal("503 No", "no", [("Retry-After", "Wed, 21 Oct 2015 07:28:00 4999999999999")]),
         resumed_whole,
     )
     found = read(upstream.url)
     found.is_whole()
-    assert found.waits == [0.25, 3.5, 8.0, 2.0]
+    assert found.waits == [0.25, 3.5, 8.0, 2.0, 4.0]
+
+
+def test_no_server_is_waited_for_longer_than_a_day(upstream: Upstream, read: Reader) -> None:
+    upstream.script(cut(RECORDED[0]), refusal("503 No", "no", [("Retry-After", "999999999")]), resumed_whole)
+    found = read(upstream.url, retries={"seconds": float("inf")})
+    found.is_whole()
+    assert found.waits == [0.25, 86_400.0]
 
 
 def test_waits_grow_to_a_limit_and_are_drawn_at_random(upstream: Upstream, read: Reader) -> None:
@@ -587,6 +670,40 @@ async def test_they_are_by_the_asynchronous_client_too(upstream: Upstream) -> No
         assert await stream.status() == {"state": "running"}
         assert await stream.stop() == {"state": "stopped"}
     assert upstream.requests[2].method == "DELETE"
+
+
+async def test_they_are_behind_the_block_as_well(upstream: Upstream) -> None:
+    upstream.script(cut(RECORDED[0]), whole_body(b'{"state": "stopped"}'))
+    with stream_chat(upstream.url, BODY) as stream:
+        next(stream)
+    assert stream.stop() == {"state": "stopped"}
+    upstream.script(cut(RECORDED[0]), whole_body(b'{"state": "stopped"}'))
+    async with astream_chat(upstream.url, BODY) as other:
+        await anext(other)
+    assert await other.stop() == {"state": "stopped"}
+
+
+@pytest.mark.parametrize("url", ["", "gateway:8000", "ftp://gateway", "http://", "http://gateway:x"])
+def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="base_url"):
+        stream_chat(url, BODY)
+
+
+async def test_closing_ends_the_wait_of_another_task(upstream: Upstream) -> None:
+    upstream.script(Reply([Send(RECORDED[0]), HoldOpen()], headers=names()))
+    async with astream_chat(upstream.url, BODY) as stream:
+        assert (await anext(stream)).id == 1
+        rest = asyncio.create_task(all_of(stream))
+        await asyncio.sleep(0)  # it waits now
+        connection = upstream.requests[0].connection
+        await stream.aclose()
+        assert await asyncio.wait_for(rest, 10) == []
+    await asyncio.to_thread(connection.wait_closed_by_peer)
+    assert len(upstream.requests) == 1
+
+
+async def all_of(stream: AsyncChatStream) -> list[Event]:
+    return [event async for event in stream]
 
 
 def test_leaving_closes_the_connection_and_asks_for_nothing(upstream: Upstream) -> None:

@@ -64,7 +64,12 @@ def test_the_format(text: bytes, found: list[Block]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"data: " + b"x" * 90, b"data: " + b"x" * 40 + b"\n" + b"data: " + b"x" * 60]
+    "line",
+    [
+        b"data: " + b"x" * 90,
+        b"data: " + b"x" * 40 + b"\n" + b"data: " + b"x" * 60,
+        b"data:\n" * 20,
+    ],
 )
 def test_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(resumable, "EVENT_BYTES", 90)
@@ -72,6 +77,16 @@ def test_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, line: bytes) -> N
     assert blocks(*[b": comment\n"] * 100) == []
     with pytest.raises(NotUnderstood):
         blocks(line)
+
+
+def test_a_long_line_is_put_together_once() -> None:
+    """Not at each read: that would be work in step with the square of its length."""
+    decoder = BlockDecoder()
+    reads = [b"data: ", *[b"x" * 100] * 50]
+    assert [found for read in reads for found in decoder.feed(read)] == []
+    assert len(decoder._rest) == len(reads)
+    assert list(decoder.feed(b"\n\n")) == [Block("x" * 5000)]
+    assert decoder._rest == []
 
 
 def test_it_needs_no_django_and_nothing_else_of_the_project() -> None:
