@@ -670,3 +670,295 @@ test("a stream whose signal has been given already sends nothing", async () => {
   const stream = asking({ signal: AbortSignal.abort() });
   assert.deepEqual([(await read(stream)).error, asked.length, stream.status.state], [null, 0, "closed"]);
 });
+
+// -- how it ended ------------------------------------------------------------------------------------
+
+for (const [last, final, leave] of [
+  ["[DONE]", "done", "break"],
+  ["[DONE]", "done", "close"],
+  [FAILED, "failed", "break"],
+  [FAILED, "failed", "close"],
+]) {
+  test(`who leaves (${leave}) at the last event, ${JSON.stringify(last)}, is told how it ended: ${final}`, async () => {
+    script = [streamed(words(1, 1) + event(2, last), { then: "hold" })];
+    const statuses = [];
+    const storage = new MemoryPlace();
+    const stream = asking({ key: "k", storage, onStatus: (status) => statuses.push(status) });
+    for await (const { id } of stream) {
+      if (id !== 2) continue;
+      if (leave === "break") break;
+      stream.close();
+    }
+    assert.deepEqual(
+      statuses.map(({ state }) => state),
+      ["connecting", "live", final],
+    );
+    assert.deepEqual([stream.status.state, stream.status.error?.code], [final, final === "failed" ? "eof" : undefined]);
+    assert.equal(ResumableStream.restore({ key: "k", storage }), null);
+  });
+}
+
+for (const [how, leave] of [
+  ["close()", (stream) => stream.close()],
+  ["its signal", (_, controller) => controller.abort()],
+]) {
+  test(`${how} while a stop is under way does not make it less of a stop`, async () => {
+    let answer;
+    script = [
+      streamed(words(1, 1), { then: "hold" }),
+      (response) => {
+        answer = () => response.writeHead(200, { "Content-Type": "application/json" }).end('{"state": "stopped"}');
+      },
+    ];
+    const controller = new AbortController();
+    const stream = asking({ signal: controller.signal });
+    let stopped;
+    const found = await read(stream, () => {
+      stopped = stream.stop();
+      leave(stream, controller);
+    });
+    assert.deepEqual([found.error, found.final], [null, "stopped"]);
+    await until(() => answer);
+    answer();
+    assert.equal((await stopped).state, "stopped");
+    assert.equal(stream.status.state, "stopped");
+  });
+}
+
+// -- a callback that throws --------------------------------------------------------------------------
+
+class Slip extends Error {}
+
+const slippingAt = (state, time = 1) => (status) => {
+  if (status.state === state) time -= 1;
+  if (status.state === state && time === 0) throw new Slip(state);
+};
+
+for (const [state, time] of [
+  ["connecting", 1],
+  ["live", 1],
+  ["reconnecting", 1],
+  ["replaying", 1],
+  ["live", 2],
+  ["done", 1],
+]) {
+  test(`what onStatus throws at ${state} number ${time} comes out of the loop, and the connection is closed`, async () => {
+    let open = 0;
+    const counted = (answer) => async (response) => {
+      open += 1;
+      response.on("close", () => void (open -= 1));
+      await answer(response);
+    };
+    const all = [
+      counted(streamed(words(1, 1), { then: "break" })),
+      counted(streamed(words(2, 3) + event(4, "[DONE]"), { then: "hold", headers: { "X-Last-Event-Id": "3" } })),
+    ];
+    script = all.slice(0, { connecting: 0, reconnecting: 1 }[state] ?? (state === "live" && time === 1 ? 1 : 2));
+    const expected = script.length;
+    const found = await read(asking({ onStatus: slippingAt(state, time) }));
+    assert.ok(found.error instanceof Slip, `${found.error}`);
+    assert.equal(found.error.message, state);
+    assert.equal(found.final, state === "done" ? "done" : "closed");
+    assert.equal(asked.length, expected);
+    await until(() => open === 0);
+  });
+}
+
+test("what onStatus throws on and on does not hide what it threw first", async (t) => {
+  const heard = t.mock.method(console, "error", () => {});
+  script = [streamed(words(1, 1), { then: "hold" })];
+  const onStatus = ({ state }) => {
+    if (state !== "connecting") throw new Slip(state);
+  };
+  assert.equal((await read(asking({ onStatus }))).error.message, "live");
+  assert.deepEqual(
+    heard.mock.calls.map(({ arguments: [error] }) => error.message),
+    ["closed"],
+  );
+});
+
+test("what onStatus throws of a failure does not hide the failure", async (t) => {
+  const heard = t.mock.method(console, "error", () => {});
+  script = [streamed(words(1, 1) + event(2, FAILED))];
+  const found = await read(asking({ onStatus: slippingAt("failed") }));
+  assert.deepEqual([found.error.kind, found.error.code, found.final], ["failed", "eof", "failed"]);
+  assert.ok(heard.mock.calls[0].arguments[0] instanceof Slip);
+});
+
+test("what onStatus throws after close() is not lost either", async () => {
+  script = [streamed(words(1, 1), { then: "hold" })];
+  const stream = asking({
+    onStatus: ({ state }) => {
+      if (state !== "live") return;
+      stream.close();
+      throw new Slip(state);
+    },
+  });
+  const found = await read(stream);
+  assert.ok(found.error instanceof Slip);
+  assert.equal(found.final, "closed");
+});
+
+// -- answers that say no, or nothing -----------------------------------------------------------------
+
+const answered = (value, status = 200) => (response) =>
+  response.writeHead(status, { "Content-Type": "application/json" }).end(JSON.stringify(value));
+const nothingNew = (response) => response.writeHead(204).end();
+const silent = () => {};
+const hanging = (status) => (response) => {
+  response.writeHead(status, { "Content-Type": "application/json" });
+  response.write("{");
+};
+const kept = (last = 2) => {
+  const storage = new MemoryPlace();
+  storage.setItem("k", JSON.stringify({ url, id: ID, token: "token-1", last, ended: false }));
+  return storage;
+};
+const restored = (more = {}) => ResumableStream.restore({ key: "k", storage: kept(), retry: QUICK, ...more });
+
+for (const [what, trouble, more] of [
+  ["is refused for now", refused(503, { code: "resume_unavailable" }), {}],
+  ["breaks", hangUp, {}],
+  ["is answered with a page of HTML", (response) => response.writeHead(200).end("<p>Please log in"), {}],
+  ["is not answered", silent, { idleTimeout: 50 }],
+  ["is not answered to its end", hanging(200), { idleTimeout: 50 }],
+]) {
+  test(`if the question how a stream ended ${what}, it is asked again`, async () => {
+    script = [nothingNew, trouble, nothingNew, answered({ state: "finished" })];
+    const storage = kept();
+    const found = await read(restored({ storage, ...more }));
+    assert.deepEqual([found.error, found.final], [null, "done"]);
+    assert.equal(ResumableStream.restore({ key: "k", storage }), null);
+  });
+}
+
+for (const [how, leave] of [
+  ["close()", (stream) => stream.close()],
+  ["its signal", (_, controller) => controller.abort()],
+  ["stop()", (stream) => stream.stop()],
+]) {
+  test(`${how} ends the question how a stream ended`, async () => {
+    let gone = false;
+    script = [nothingNew, (response) => response.on("close", () => void (gone = true))];
+    const controller = new AbortController();
+    const stream = restored({ signal: controller.signal });
+    const reading = read(stream);
+    await until(() => asked.length === 2);
+    if (how === "stop()") script.push(answered({ state: "finished" }));
+    await leave(stream, controller);
+    assert.deepEqual([(await reading).error, stream.status.state], [null, how === "stop()" ? "stopped" : "closed"]);
+    await until(() => gone);
+  });
+}
+
+for (const [status, kind] of [
+  [400, "gone"],
+  [401, "refused"],
+  [403, "refused"],
+  [404, "gone"],
+  [410, "gone"],
+]) {
+  test(`${status} to one who comes back, or asks where the stream stands, is called ${kind}`, async () => {
+    script = [streamed(words(1, 1), { then: "break" }), refused(status, { code: "c" }), refused(status, { code: "c" })];
+    const stream = asking();
+    const { error } = await read(stream);
+    assert.deepEqual([error.kind, error.status, error.code], [kind, status, "c"]);
+    await assert.rejects(stream.standing(), { name: "StreamError", kind, status, code: "c" });
+  });
+}
+
+for (const [what, answer, expected] of [
+  ["is refused for now", refused(503, {}, { "Retry-After": "7" }), { kind: "refused", status: 503, retryAfter: 7000 }],
+  ["is not answered", hangUp, { kind: "unreachable", status: null }],
+  ["meets silence", silent, { kind: "unreachable", status: null }],
+  ["is answered with nonsense", answered("?"), { kind: "refused", status: 200 }],
+]) {
+  test(`standing() and stop() reject with a StreamError when the question ${what}`, async () => {
+    for (const ask of [(stream) => stream.standing(), (stream) => stream.stop()]) {
+      script = [answer];
+      await assert.rejects(ask(restored({ idleTimeout: 50 })), { name: "StreamError", ...expected });
+    }
+  });
+}
+
+for (const status of [404, 503])
+  test(`silence in the midst of a refusal (${status}) is a break like any other`, async () => {
+    script = [streamed(words(1, 1), { then: "break" }), hanging(status), streamed(event(2, "[DONE]"))];
+    const storage = new MemoryPlace();
+    const found = await read(asking({ key: "k", storage, idleTimeout: 50 }));
+    assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
+    assert.equal(JSON.parse(storage.getItem("k")).last, 2);
+  });
+
+test("silence in the midst of the first refusal ends it; the first answer itself may take its time", async () => {
+  script = [hanging(400)];
+  const { error } = await read(asking({ idleTimeout: 50 }));
+  assert.deepEqual([error.kind, error.status], ["refused", 400]);
+
+  let answer;
+  script = [(response) => void (answer = () => streamed(event(1, "[DONE]"))(response))];
+  const reading = read(asking({ idleTimeout: 20 }));
+  await until(() => answer);
+  await new Promise((resolve) => setTimeout(resolve, 80));
+  await answer();
+  assert.deepEqual([(await reading).error, asked.length], [null, 2]);
+});
+
+// -- redirects ---------------------------------------------------------------------------------------
+
+const elsewhere = async (t, answer) => {
+  const came = [];
+  const other = createServer((request, response) => {
+    came.push({ method: request.method, url: request.url, headers: request.headers });
+    return answer(response);
+  });
+  other.listen(0, "127.0.0.1");
+  await once(other, "listening");
+  t.after(() => {
+    other.closeAllConnections();
+    other.close();
+  });
+  return { came, origin: `http://127.0.0.1:${other.address().port}` };
+};
+
+for (const status of [301, 302, 303, 307, 308])
+  test(`a redirect (${status}) is not followed with the token`, async (t) => {
+    const { came, origin } = await elsewhere(t, streamed(event(2, "[DONE]")));
+    const away = (response) => response.writeHead(status, { Location: `${origin}/x` }).end();
+    script = [streamed(words(1, 1), { then: "break" }), away, away, away];
+    const storage = new MemoryPlace();
+    const stream = asking({ key: "k", storage });
+    const { error, final } = await read(stream);
+    assert.deepEqual([error.kind, error.status, final], ["refused", status, "failed"]);
+    assert.match(error.message, /redirect/);
+    await assert.rejects(stream.standing(), { kind: "refused", status });
+    await assert.rejects(stream.stop(), { kind: "refused", status });
+    assert.deepEqual(came, []);
+    assert.equal(storage.kept.has("k"), true);
+  });
+
+test("a browser's redirect, which has no status, is none that is followed either", async () => {
+  script = [streamed(words(1, 1), { then: "break" })];
+  const opaque = Object.defineProperties(Response.error(), { type: { value: "opaqueredirect" } });
+  const fetching = (address, request) => (request.method === "POST" ? fetch(address, request) : Promise.resolve(opaque));
+  const { error } = await read(asking({ fetch: fetching }));
+  assert.deepEqual([error.kind, error.status], ["refused", 0]);
+  assert.match(error.message, /redirect/);
+});
+
+test("a question that was redirected is gone back to where it was answered", async (t) => {
+  const answers = [streamed(words(1, 1), { then: "break" }), streamed(event(2, "[DONE]"))];
+  const { came, origin } = await elsewhere(t, (response) => answers.shift()(response));
+  script = [(response) => response.writeHead(307, { Location: `${origin}/gateway/v1/chat/completions` }).end()];
+  const storage = new MemoryPlace();
+  const found = await read(asking({ key: "k", storage }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
+  assert.deepEqual(
+    came.map(({ method, url }) => [method, url]),
+    [
+      ["POST", "/gateway/v1/chat/completions"],
+      ["GET", `/gateway/v1/streams/${ID}`],
+    ],
+  );
+  assert.equal(JSON.parse(storage.getItem("k")).url, `${origin}/gateway/v1/chat/completions`);
+});

@@ -37,7 +37,8 @@
  * @property {AbortSignal} [signal] does what close() does
  * @property {(status: Status) => void} [onStatus]
  * @property {number} [idleTimeout] milliseconds without a byte after which the connection counts as broken; 0, and if not
- *   given: never. It must be longer than the silence of an engine, or of the gateway's KEEPALIVE_SECONDS
+ *   given: never. It must be longer than the silence of an engine, or of the gateway's KEEPALIVE_SECONDS. The headers of
+ *   the first answer are waited for as long as it takes
  * @property {Partial<Retry>} [retry]
  * @property {RequestCredentials} [credentials] as fetch's
  * @property {typeof globalThis.fetch} [fetch]
@@ -62,13 +63,15 @@
 const RETRY = { base: 300, cap: 10_000, attempts: Infinity, total: 300_000 };
 const LARGEST_EVENT = 2 ** 26; // characters
 /** @type {RequestInit} */
-const STOP = { method: "DELETE", keepalive: true, signal: null }; // also while the page is being left
+const STOP = { method: "DELETE", keepalive: true }; // also while the page is being left
 const WORTH_ANOTHER_TRY = [408, 425, 429];
+const GONE = [400, 404, 410];
 
 /**
  * Why a stream has not been read to its end. kind:
  *   unreachable   the request was not answered
- *   refused       it was answered with an error: status, code
+ *   refused       it was answered with an error, or the way back with a redirect: status (0 for a redirect in a browser),
+ *                 code, retryAfter in milliseconds
  *   not_a_stream  it was answered with something else than a stream of events
  *   broken        the connection broke, and the stream is not resumable
  *   failed        the stream ended with an error event: code
@@ -80,16 +83,17 @@ export class StreamError extends Error {
   /**
    * @param {"unreachable" | "refused" | "not_a_stream" | "broken" | "failed" | "gone" | "gave_up" | "too_large"} kind
    * @param {string} message
-   * @param {{ status?: number, code?: string | number | null, cause?: unknown,
+   * @param {{ status?: number, code?: string | number | null, cause?: unknown, retryAfter?: number,
    *   available?: { first: number, last: number } | null }} [more]
    */
-  constructor(kind, message, { status, code, available, cause } = {}) {
+  constructor(kind, message, { status, code, available, retryAfter, cause } = {}) {
     super(message, { cause });
     this.name = "StreamError";
     this.kind = kind;
     this.status = status ?? null;
     this.code = code ?? null;
     this.available = available ?? null;
+    this.retryAfter = retryAfter ?? 0;
   }
 }
 
@@ -186,7 +190,9 @@ export class ResumableStream {
   /** @type {Retry} */
   #retry;
   #iterated = false;
-  #ended = false;
+  /** How the stream itself has ended; null: it has not yet, or nobody here knows of it.
+   * @type {Status | null} */
+  #end = null;
   /** @type {"stopped" | "closed" | null} */
   #leaving = null;
   #connection = new AbortController();
@@ -243,19 +249,19 @@ export class ResumableStream {
     signal?.addEventListener("abort", close);
     online.addEventListener?.("online", back); // Node's globals are no event target
     if (signal?.aborted) this.close();
+    /** @type {unknown} */
+    let trouble = null;
     try {
       if (!this.#leaving) yield* this.#events();
     } catch (error) {
-      if (!this.#leaving) {
-        if (error instanceof StreamError) this.#tell({ state: "failed", error });
-        throw error;
-      }
+      if (this.#leaving && error instanceof StreamError) return;
+      trouble = error;
+      throw error;
     } finally {
       signal?.removeEventListener("abort", close);
       online.removeEventListener?.("online", back);
-      if (!this.#leaving && this.status.state !== "failed") this.close();
       this.#connection.abort();
-      if (this.#leaving && this.status.state !== "done") this.#tell({ state: this.#leaving });
+      this.#finish(trouble);
     }
   }
 
@@ -263,23 +269,22 @@ export class ResumableStream {
    * ended all the same. A stream that is not resumable ends with its connection.
    * @returns {Promise<Standing | null>} where it stands then; null if there is nothing to stop any more */
   async stop() {
-    if (this.#ended) return null;
+    if (this.#end) return null;
     this.#leave("stopped");
     if (!this.resumable) return null;
-    const answer = await this.#request("", {}, STOP).catch((cause) => {
-      throw new StreamError("unreachable", `the stream could not be stopped: ${told(cause)}`, { cause });
-    });
-    if (answer.ok) {
-      this.#end();
-      return answer.json();
+    try {
+      const standing = await this.#standingBy("", STOP);
+      this.#endAs({ state: "stopped" });
+      return standing;
+    } catch (error) {
+      if (error instanceof StreamError && (error.status === 404 || error.status === 410)) return null;
+      throw error;
     }
-    if (answer.status === 404 || answer.status === 410) return null;
-    throw await refusal("refused", answer);
   }
 
   /** Only disconnect: the generation goes on for a while, and `restore` finds it. */
   close() {
-    if (!this.#ended) this.#leave("closed");
+    if (!this.#end) this.#leave("closed");
   }
 
   /** As if the connection had broken now; a wait for the next attempt ends. */
@@ -288,12 +293,10 @@ export class ResumableStream {
     this.#wake();
   }
 
-  /** Where the stream stands on the server.
+  /** Where the stream stands on the server. Rejects with a StreamError.
    * @returns {Promise<Standing>} */
-  async standing() {
-    const answer = await this.#request("/status");
-    if (!answer.ok) throw await refusal("gone", answer);
-    return answer.json();
+  standing() {
+    return this.#standingBy("/status");
   }
 
   // -- asking ------------------------------------------------------------------------------------
@@ -302,10 +305,11 @@ export class ResumableStream {
     let answer = this.#body ? await this.#ask(this.#body) : await this.#comeBack(null);
     while (answer) {
       const trouble = yield* this.#read(answer);
-      if (this.#ended || this.#leaving) return;
+      if (this.#end || this.#leaving) return;
       if (!this.resumable) throw new StreamError("broken", told(trouble), { cause: trouble });
       answer = await this.#comeBack(trouble);
     }
+    if (this.#end?.state === "failed") throw this.#end.error;
   }
 
   /** @param {Record<string, unknown>} body */
@@ -316,9 +320,10 @@ export class ResumableStream {
     const answer = await this.#fetch(this.#url, sent).catch((cause) => {
       throw new StreamError("unreachable", `the request was not answered: ${told(cause)}`, { cause });
     });
-    if (!answer.ok) throw await refusal("refused", answer);
+    if (!answer.ok) throw refusal(answer, await this.#timely(answer.text()).catch(() => ""), "refused");
     if (!isStream(answer))
       throw new StreamError("not_a_stream", `the answer is ${kindOf(answer)}`, { status: answer.status });
+    if (answer.redirected) this.#url = answer.url; // whose token it is
     if (answer.headers.get("X-Resume") !== "unavailable") this.id = answer.headers.get("X-Stream-Id") ?? "";
     this.#connected(answer);
     return answer;
@@ -336,24 +341,24 @@ export class ResumableStream {
       else await this.#wait(reason, asked);
       if (this.#leaving) return null;
       asked = 0;
+      /** @type {Response | null} */
+      let answer;
       try {
-        const answer = await this.#resume();
-        if (answer.status === 204) return await this.#endedElsewhere();
-        if (answer.status === 200 && isStream(answer)) {
-          this.#connected(answer);
-          return answer;
-        }
-        asked = retryAfter(answer.headers.get("Retry-After"));
-        const said = await refusal("gone", answer);
-        if (answer.status >= 400 && answer.status < 500 && !WORTH_ANOTHER_TRY.includes(answer.status)) {
-          this.#forgetWhatIsGone(said);
-          throw said;
-        }
-        reason = said;
+        answer = await this.#resume();
       } catch (error) {
-        if (error instanceof StreamError || this.#leaving) throw error;
+        if (this.#leaving) return null;
+        if (error instanceof StreamError) {
+          if (isForGood(error)) {
+            this.#forgetWhatIsGone(error);
+            throw error;
+          }
+          asked = error.retryAfter;
+        }
         reason = error;
+        continue;
       }
+      if (answer) this.#connected(answer);
+      return answer;
     }
   }
 
@@ -376,24 +381,26 @@ export class ResumableStream {
     await this.#pause(delay);
   }
 
+  /** As #comeBack, in one attempt.
+   * @returns {Promise<Response | null>} */
   async #resume() {
+    this.#connection.abort();
     this.#connection = new AbortController();
-    const timer = this.#idleTimer();
-    try {
-      const headers = { Accept: "text/event-stream", "Last-Event-ID": String(this.lastEventId) };
-      return await this.#request("", headers, {});
-    } finally {
-      clearTimeout(timer);
+    const headers = { Accept: "text/event-stream", "Last-Event-ID": String(this.lastEventId) };
+    const answer = await this.#timely(this.#request("", headers));
+    if (answer.status === 204) {
+      await this.#askHowItEnded();
+      return null;
     }
+    if (answer.status === 200 && isStream(answer)) return answer;
+    throw refusal(answer, await this.#timely(answer.text()));
   }
 
-  /** The stream has ended, and its last event was read, but not here: how it ended is asked for. */
-  async #endedElsewhere() {
-    const { state } = await this.standing();
-    this.#end();
-    if (state !== "finished") throw new StreamError("failed", `the stream has ended: ${state}`, { code: state });
-    this.#tell({ state: "done" });
-    return null;
+  /** The stream has ended, and its last event was read, but not here. */
+  async #askHowItEnded() {
+    const { state } = await this.#standingBy("/status", {}, this.#connection);
+    if (state === "finished") this.#endAs({ state: "done" });
+    else this.#endAs(failed(new StreamError("failed", `the stream has ended: ${state}`, { code: state })));
   }
 
   /** @param {Response} answer */
@@ -418,14 +425,34 @@ export class ResumableStream {
     this.#connectedAt = 0;
   }
 
-  /** About the stream as it is; what is no reading goes on when the reading ends.
+  /** What a request answers that is answered with the stream's standing. With a controller of its own it goes on when the
+   * reading ends.
+   * @param {string} path
+   * @param {RequestInit} [more]
+   * @param {AbortController} [controller]
+   * @returns {Promise<Standing>} */
+  async #standingBy(path, more = {}, controller = new AbortController()) {
+    const request = { ...more, signal: controller.signal };
+    try {
+      const answer = await this.#timely(this.#request(path, {}, request), controller);
+      const text = await this.#timely(answer.text(), controller);
+      const standing = parsed(text);
+      if (answer.ok && typeof standing?.state === "string") return standing;
+      throw refusal(answer, text);
+    } catch (cause) {
+      if (cause instanceof StreamError) throw cause;
+      throw new StreamError("unreachable", `the request was not answered: ${told(cause)}`, { cause });
+    }
+  }
+
+  /** About the stream as it is. A redirect is not followed: the token is for this server alone.
    * @param {string} path
    * @param {Record<string, string>} [own] headers
    * @param {RequestInit} [more] */
-  #request(path, own = {}, more = { signal: null }) {
+  #request(path, own = {}, more = {}) {
     const headers = this.#headers({ "X-Resume-Token": this.token, ...own });
     const url = new URL(`../streams/${encodeURIComponent(this.id)}${path}`, this.#url);
-    return this.#fetch(url.href, { cache: "no-store", ...more, headers });
+    return this.#fetch(url.href, { cache: "no-store", redirect: "manual", ...more, headers });
   }
 
   /** @param {Record<string, string>} more */
@@ -453,7 +480,7 @@ export class ResumableStream {
         /** @type {Uint8Array | undefined} */
         let bytes;
         try {
-          bytes = await this.#next(reader);
+          bytes = (await this.#timely(reader.read())).value;
         } catch (trouble) {
           return trouble;
         }
@@ -464,21 +491,11 @@ export class ResumableStream {
             return new Error(`event ${number} came after event ${this.lastEventId}`);
           const event = this.#take(block, number);
           if (event) yield* this.#deliver(event);
-          if (this.#ended || this.#leaving) return null;
+          if (this.#end || this.#leaving) return null;
         }
       }
     } finally {
       reader.cancel().catch(() => {});
-    }
-  }
-
-  /** @param {ReadableStreamDefaultReader<Uint8Array>} reader */
-  async #next(reader) {
-    const timer = this.#idleTimer();
-    try {
-      return (await reader.read()).value;
-    } finally {
-      clearTimeout(timer);
     }
   }
 
@@ -508,31 +525,41 @@ export class ResumableStream {
   /** @param {StreamEvent} event */
   async *#deliver(event) {
     this.#brokenAt = 0;
-    const failure = failureIn(event);
-    const last = event.data === "[DONE]" || failure !== null;
+    const end = endIn(event);
     try {
       yield event;
     } finally {
-      this.#ended ||= last;
-      this.#keep(); // only now: the reader has done with the event
+      if (end) this.#endAs(end);
+      else this.#keep(); // only now: the reader has done with the event
     }
-    if (this.#leaving && !last) return;
-    if (failure) throw failure;
-    if (last) this.#tell({ state: "done" });
-    else if (this.status.state === "replaying" && this.lastEventId >= this.#replayedUntil)
-      this.#tell({ state: "live" });
+    if (end?.state === "failed") throw end.error;
+    if (end || this.#leaving) return;
+    if (this.status.state === "replaying" && this.lastEventId >= this.#replayedUntil) this.#tell({ state: "live" });
   }
 
   // -- ends and waits ----------------------------------------------------------------------------
 
-  #end() {
-    this.#ended = true;
+  /** @param {Status} how */
+  #endAs(how) {
+    this.#end ??= how;
     this.#keep();
+  }
+
+  /** The last state, for one who has left too. What onStatus throws of it must not hide what was thrown before.
+   * @param {unknown} trouble */
+  #finish(trouble) {
+    this.#leaving ??= "closed";
+    try {
+      this.#tell(trouble instanceof StreamError ? failed(trouble) : (this.#end ?? { state: this.#leaving }));
+    } catch (error) {
+      if (trouble === null) throw error;
+      console.error(error);
+    }
   }
 
   /** @param {"stopped" | "closed"} how */
   #leave(how) {
-    this.#leaving = how;
+    if (this.#leaving !== "stopped") this.#leaving = how;
     this.#connection.abort();
     this.#wake();
   }
@@ -552,16 +579,25 @@ export class ResumableStream {
       id: this.id,
       token: this.token,
       last: this.lastEventId,
-      ended: this.#ended,
+      ended: this.#end !== null,
     };
     inStorage(storage, (place) => place.setItem(key, JSON.stringify(position)));
   }
 
-  #idleTimer() {
+  /** What the work comes to, if that takes no longer than the connection may be silent.
+   * @template T
+   * @param {Promise<T>} work
+   * @param {AbortController} controller of the connection */
+  async #timely(work, controller = this.#connection) {
     const { idleTimeout } = this.#manner;
-    if (!idleTimeout) return undefined;
-    const connection = this.#connection;
-    return setTimeout(() => connection.abort(new Error(`not a byte for ${idleTimeout} ms`)), idleTimeout);
+    if (!idleTimeout) return work;
+    const silent = () => controller.abort(new Error(`not a byte for ${idleTimeout} ms`));
+    const timer = setTimeout(silent, idleTimeout);
+    try {
+      return await work;
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /** @param {number} milliseconds */
@@ -581,18 +617,47 @@ export class ResumableStream {
 
 // -- what is read of answers, and kept ---------------------------------------------------------------
 
-/** @param {"refused" | "gone"} kind
- * @param {Response} answer */
-async function refusal(kind, answer) {
-  const text = await answer.text().catch(() => "");
+/** @param {Response} answer
+ * @param {string} text its body
+ * @param {"refused" | "gone"} kind */
+function refusal(answer, text, kind = GONE.includes(answer.status) ? "gone" : "refused") {
   const error = parsed(text)?.error;
-  const said = typeof error === "string" ? error : error?.message;
+  const said = isRedirect(answer) ? "a redirect, which is not followed" : messageOf(error);
   const message = `the server answered ${answer.status}${said ? `: ${said}` : ""}`;
   return new StreamError(kind, message, {
     status: answer.status,
     code: error?.code,
     available: error?.available,
+    retryAfter: retryAfter(answer.headers.get("Retry-After")),
   });
+}
+
+/** Browsers give no status of a redirect, but 0.
+ * @param {{ status: number | null }} answer */
+function isRedirect({ status }) {
+  return status !== null && (status === 0 || (status >= 300 && status < 400));
+}
+
+/** Whether asking once more is of no use.
+ * @param {StreamError} error */
+function isForGood({ status }) {
+  if (status === null) return false; // the request was not answered
+  return isRedirect({ status }) || (status >= 400 && status < 500 && !WORTH_ANOTHER_TRY.includes(status));
+}
+
+/** @param {StreamError} error
+ * @returns {{ state: "failed", error: StreamError }} */
+function failed(error) {
+  return { state: "failed", error };
+}
+
+/** How the stream ends with this event; null if it does not.
+ * @param {StreamEvent} event
+ * @returns {{ state: "done" } | { state: "failed", error: StreamError } | null} */
+function endIn(event) {
+  const failure = failureIn(event);
+  if (failure) return failed(failure);
+  return event.data === "[DONE]" ? { state: "done" } : null;
 }
 
 /** The forms that errors in a stream have: the gateway's own, and those of engines that it forwards.
@@ -600,8 +665,12 @@ async function refusal(kind, answer) {
 function failureIn({ event, data, json }) {
   if (event !== "error" && !json?.error && json?.object !== "error") return null;
   const error = json?.error ?? json;
-  const message = error?.message ?? (typeof error === "string" ? error : data);
-  return new StreamError("failed", String(message), { code: error?.code ?? null });
+  return new StreamError("failed", String(messageOf(error) ?? data), { code: error?.code ?? null });
+}
+
+/** @param {any} error of an answer or an event, which may be its message alone */
+function messageOf(error) {
+  return typeof error === "string" ? error : error?.message;
 }
 
 /** @param {Response} answer */
