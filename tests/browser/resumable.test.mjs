@@ -962,3 +962,96 @@ test("a question that was redirected is gone back to where it was answered", asy
   );
   assert.equal(JSON.parse(storage.getItem("k")).url, `${origin}/gateway/v1/chat/completions`);
 });
+
+// -- clocks ------------------------------------------------------------------------------------------
+
+const LONGEST = 2 ** 31 - 1; // milliseconds; a longer timer fires at once
+
+for (const [what, retry, headers, delay] of [
+  ["the server asks for a month", { ...QUICK, total: Infinity }, { "Retry-After": "2592000" }, LONGEST],
+  ["the server asks for ever", { ...QUICK, total: Infinity }, { "Retry-After": "9".repeat(400) }, LONGEST],
+  ["the waits grow without end", { base: 1e12, cap: Infinity, total: Infinity }, {}, LONGEST],
+  ["the waits are long, but there is an end", { base: 1e12, cap: Infinity, total: 1e12 }, {}, LONGEST],
+]) {
+  test(`a wait is as long as a timer can be, if ${what}`, async (t) => {
+    const timers = t.mock.method(globalThis, "setTimeout");
+    script = [streamed(words(1, 1), { then: "break" }), refused(503, {}, headers), streamed(event(2, "[DONE]"))];
+    const online = new EventTarget();
+    const delays = [];
+    const onStatus = ({ state, ...status }) => {
+      if (state !== "reconnecting") return;
+      delays.push(status.delay);
+      // The first wait is of no interest.
+      if (delays.length === 1 || status.delay === delay) setImmediate(() => online.dispatchEvent(new Event("online")));
+    };
+    const found = await read(asking({ online, onStatus, retry, random: () => 1 }));
+    assert.deepEqual([found.error, found.ids, delays.length, delays[1]], [null, [1, 2], 2, delay]);
+    for (const { arguments: [, milliseconds = 0] } of timers.mock.calls) assert.ok(milliseconds <= LONGEST);
+  });
+}
+
+for (const idleTimeout of [Infinity, NaN, -1, 0, 1e12])
+  test(`an idleTimeout of ${idleTimeout} is none, or as long as a timer can be`, async () => {
+    let rest;
+    script = [
+      async (response) => {
+        await streamed(words(1, 1), { then: "hold" })(response);
+        rest = () => response.end(event(2, "[DONE]"));
+      },
+    ];
+    const reading = read(asking({ idleTimeout }));
+    await until(() => rest);
+    await new Promise((resolve) => setTimeout(resolve, 30)); // one that fires at once has done so by then
+    rest();
+    const found = await reading;
+    assert.deepEqual([found.error, found.ids, asked.length], [null, [1, 2], 1]);
+  });
+
+test("a clock that is set meanwhile is no outage", async (t) => {
+  const now = Date.now;
+  let ahead = 0;
+  t.mock.method(Date, "now", () => now() + ahead);
+  const late = (answer) => (response) => {
+    ahead += 3_600_000;
+    return answer(response);
+  };
+  script = [
+    streamed(words(1, 1), { then: "break" }),
+    late(refused(503, {})),
+    late(hangUp),
+    streamed(event(2, "[DONE]")),
+  ];
+  const found = await read(asking());
+  assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
+});
+
+test("an outage is over with an answer, though that brings nothing; with a refusal it is not", async (t) => {
+  const now = performance.now.bind(performance);
+  let ahead = 0;
+  t.mock.method(performance, "now", () => now() + ahead);
+  const late = (answer) => (response) => {
+    ahead += 200_000;
+    return answer(response);
+  };
+  const retry = { ...QUICK, cap: 1e9, base: 1, total: 300_000 };
+  const silent = () => late(streamed("", { then: "break" }));
+  script = [streamed(words(1, 1), { then: "break" }), silent(), silent(), silent(), streamed(event(2, "[DONE]"))];
+  const found = await read(asking({ retry, random: () => 0 }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
+
+  script = [streamed(words(1, 1), { then: "break" }), late(refused(503, {})), late(refused(503, {}))];
+  assert.equal((await read(asking({ retry, random: () => 0 }))).error.kind, "gave_up");
+});
+
+test("silence costs reconnects and no text, however long it lasts", async (t) => {
+  const now = performance.now.bind(performance);
+  let ahead = 0;
+  t.mock.method(performance, "now", () => now() + ahead);
+  const silent = (response) => {
+    ahead += 100_000;
+    return streamed("", { then: "hold" })(response);
+  };
+  script = [streamed(words(1, 1), { then: "hold" }), silent, silent, silent, silent, streamed(event(2, "[DONE]"))];
+  const found = await read(asking({ idleTimeout: 20, retry: { ...QUICK, cap: 1e9, total: 300_000 } }));
+  assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
+});

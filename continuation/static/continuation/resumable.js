@@ -18,7 +18,8 @@
  * @typedef {{ id: number | null, event: string, data: string, json: any, replayed: boolean }} StreamEvent */
 
 /** Milliseconds: before attempt n a random time below min(cap, base * 2 ** (n - 1)), or what the server asks for in
- * Retry-After if that is longer; given up after so many attempts, or so long after the break.
+ * Retry-After if that is longer; given up after so many attempts in which nothing came, or so long after the break
+ * without an answer.
  * @typedef {{ base: number, cap: number, attempts: number, total: number }} Retry */
 
 /** @typedef {{ state: "connecting" } | { state: "live" } | { state: "done" } | { state: "stopped" } | { state: "closed" }
@@ -36,9 +37,9 @@
  * @property {Place} [storage] sessionStorage, if not given
  * @property {AbortSignal} [signal] does what close() does
  * @property {(status: Status) => void} [onStatus]
- * @property {number} [idleTimeout] milliseconds without a byte after which the connection counts as broken; 0, and if not
- *   given: never. It must be longer than the silence of an engine, or of the gateway's KEEPALIVE_SECONDS. The headers of
- *   the first answer are waited for as long as it takes
+ * @property {number} [idleTimeout] milliseconds without a byte after which the connection counts as broken; 0, Infinity, and
+ *   if not given: never. It must be longer than the silence of an engine, or of the gateway's KEEPALIVE_SECONDS. The
+ *   headers of the first answer are waited for as long as it takes
  * @property {Partial<Retry>} [retry]
  * @property {RequestCredentials} [credentials] as fetch's
  * @property {typeof globalThis.fetch} [fetch]
@@ -62,6 +63,7 @@
 /** @type {Retry} */
 const RETRY = { base: 300, cap: 10_000, attempts: Infinity, total: 300_000 };
 const LARGEST_EVENT = 2 ** 26; // characters
+const LONGEST_TIMER = 2 ** 31 - 1; // milliseconds; a longer one fires at once
 /** @type {RequestInit} */
 const STOP = { method: "DELETE", keepalive: true }; // also while the page is being left
 const WORTH_ANOTHER_TRY = [408, 425, 429];
@@ -197,9 +199,8 @@ export class ResumableStream {
   #leaving = null;
   #connection = new AbortController();
   #replayedUntil = 0;
-  #attempts = 0;
-  #brokenAt = 0;
-  #connectedAt = 0;
+  #attempts = 0; // since something has come
+  #connectedAt = 0; // on performance's clock, which nobody sets
   #wake = () => {};
 
   /** Nothing is sent before the stream is iterated over.
@@ -333,12 +334,14 @@ export class ResumableStream {
    * @param {unknown} trouble null: there was no connection yet
    * @returns {Promise<Response | null>} */
   async #comeBack(trouble) {
-    if (!this.#brokenAt || this.#wasGood) this.#start();
+    const brokenAt = performance.now();
+    // A connection that stayed is no attempt that failed, though nothing may have come.
+    if (brokenAt - this.#connectedAt > this.#retry.cap) this.#attempts = 0;
     let reason = trouble;
     let asked = 0;
     for (;;) {
       if (reason === null) this.#tell({ state: "connecting" });
-      else await this.#wait(reason, asked);
+      else await this.#wait(reason, asked, brokenAt);
       if (this.#leaving) return null;
       asked = 0;
       /** @type {Response | null} */
@@ -369,14 +372,16 @@ export class ResumableStream {
   }
 
   /** @param {unknown} reason
-   * @param {number} asked milliseconds that the server wants to be left alone */
-  async #wait(reason, asked) {
+   * @param {number} asked milliseconds that the server wants to be left alone
+   * @param {number} brokenAt */
+  async #wait(reason, asked, brokenAt) {
     const { attempts, total } = this.#retry;
-    const left = this.#brokenAt + total - Date.now();
+    const left = brokenAt + total - performance.now();
     this.#attempts += 1;
     if (this.#attempts > attempts || left <= 0 || asked > left)
       throw new StreamError("gave_up", `not tried any longer: ${told(reason)}`, { cause: reason });
-    const delay = Math.max(asked, Math.min(left, backoff(this.#attempts, this.#retry, this.#manner.random)));
+    const drawn = Math.min(left, backoff(this.#attempts, this.#retry, this.#manner.random));
+    const delay = Math.min(LONGEST_TIMER, Math.max(asked, drawn));
     this.#tell({ state: "reconnecting", attempt: this.#attempts, delay, reason: told(reason) });
     await this.#pause(delay);
   }
@@ -405,24 +410,13 @@ export class ResumableStream {
 
   /** @param {Response} answer */
   #connected(answer) {
-    this.#connectedAt = Date.now();
+    this.#connectedAt = performance.now();
     this.token = answer.headers.get("X-Resume-Token") ?? this.token;
     this.#replayedUntil = this.#body ? 0 : Number(answer.headers.get("X-Last-Event-Id") ?? 0);
     this.#body = null;
     this.#keep();
     const behind = this.#replayedUntil > this.lastEventId;
     this.#tell(behind ? { state: "replaying", until: this.#replayedUntil } : { state: "live" });
-  }
-
-  /** Whether the last connection was worth something: the count of attempts begins anew. */
-  get #wasGood() {
-    return this.#connectedAt > 0 && Date.now() - this.#connectedAt > this.#retry.cap;
-  }
-
-  #start() {
-    this.#attempts = 0;
-    this.#brokenAt = Date.now();
-    this.#connectedAt = 0;
   }
 
   /** What a request answers that is answered with the stream's standing. With a controller of its own it goes on when the
@@ -524,7 +518,7 @@ export class ResumableStream {
 
   /** @param {StreamEvent} event */
   async *#deliver(event) {
-    this.#brokenAt = 0;
+    this.#attempts = 0;
     const end = endIn(event);
     try {
       yield event;
@@ -589,10 +583,10 @@ export class ResumableStream {
    * @param {Promise<T>} work
    * @param {AbortController} controller of the connection */
   async #timely(work, controller = this.#connection) {
-    const { idleTimeout } = this.#manner;
-    if (!idleTimeout) return work;
+    const { idleTimeout = 0 } = this.#manner;
+    if (!(idleTimeout > 0 && idleTimeout < Infinity)) return work;
     const silent = () => controller.abort(new Error(`not a byte for ${idleTimeout} ms`));
-    const timer = setTimeout(silent, idleTimeout);
+    const timer = setTimeout(silent, Math.min(idleTimeout, LONGEST_TIMER));
     try {
       return await work;
     } finally {
