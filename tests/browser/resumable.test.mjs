@@ -1055,3 +1055,130 @@ test("silence costs reconnects and no text, however long it lasts", async (t) =>
   const found = await read(asking({ idleTimeout: 20, retry: { ...QUICK, cap: 1e9, total: 300_000 } }));
   assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
 });
+
+// -- what is kept ------------------------------------------------------------------------------------
+
+const PLAIN = { "X-Resume": "unavailable" };
+
+test("a new question under the same key leaves nothing of the one before, whatever becomes of it", async () => {
+  for (const [second, then] of [
+    [streamed('data: {"n": 1}\n\ndata: [DONE]\n\n', { headers: PLAIN }), "done"],
+    [refused(400, {}), "failed"],
+    [hangUp, "failed"],
+  ]) {
+    const storage = new MemoryPlace();
+    script = [streamed(words(1, 1) + event(2, "[DONE]")), second];
+    await read(asking({ key: "k", storage }));
+    assert.equal((await read(asking({ key: "k", storage }))).final, then);
+    assert.equal(ResumableStream.restore({ key: "k", storage, from: 0 }), null);
+  }
+});
+
+test("a question that is not answered yet is not taken for the one before", async () => {
+  const storage = kept();
+  script = [silent];
+  const stream = asking({ key: "k", storage });
+  const reading = read(stream);
+  await until(() => asked.length === 1);
+  assert.equal(ResumableStream.restore({ key: "k", storage }), null);
+  stream.close();
+  await reading;
+});
+
+test("a stream whose key another one has taken, or that was forgotten, does not keep its position any more", async () => {
+  const storage = new MemoryPlace();
+  const position = () => JSON.parse(storage.getItem("k"));
+  let rest;
+  const two = "f".repeat(32);
+  script = [
+    async (response) => {
+      await streamed(words(1, 1), { then: "hold" })(response);
+      rest = () => response.end(words(2, 2) + event(3, "[DONE]"));
+    },
+    streamed(words(1, 2), { then: "hold", headers: { "X-Stream-Id": two } }),
+  ];
+  const first = read(asking({ key: "k", storage }));
+  await until(() => storage.kept.size === 1 && position().last === 1);
+  const stream = asking({ key: "k", storage });
+  const second = read(stream);
+  await until(() => position()?.last === 2);
+  rest();
+  assert.equal((await first).final, "done");
+  assert.deepEqual([position().id, position().last], [two, 2]);
+  stream.close();
+  await second;
+
+  script = [streamed(words(1, 2) + event(3, "[DONE]"))];
+  await read(asking({ key: "k", storage }), ({ id }) => id === 2 && ResumableStream.forget({ key: "k", storage }));
+  assert.equal(storage.kept.size, 0);
+});
+
+test("404 to a page that came back with another authorization costs it nothing", async () => {
+  const storage = kept();
+  script = [refused(404, { code: "not_found" }), refused(404, { code: "not_found" }), streamed(event(3, "[DONE]"))];
+  const wrong = ResumableStream.restore({ key: "k", storage, headers: { Authorization: "typo" } });
+  const { error } = await read(wrong);
+  assert.deepEqual([error.kind, error.status], ["gone", 404]);
+  await assert.rejects(wrong.stop(), { kind: "gone", status: 404 });
+  const right = ResumableStream.restore({ key: "k", storage, headers: { Authorization: "right" } });
+  assert.deepEqual((await read(right)).ids, [3]);
+});
+
+test("what is gone of a restored stream is forgotten, and what has taken its key is not", async () => {
+  for (const taken of [false, true]) {
+    const storage = kept();
+    script = [
+      (response) => {
+        if (taken) storage.setItem("k", JSON.stringify({ url, id: "f".repeat(32), token: "t", last: 1, ended: false }));
+        refused(410, { code: "expired", available: null })(response);
+      },
+    ];
+    assert.equal((await read(restored({ storage }))).error.status, 410);
+    assert.equal(storage.kept.has("k"), taken);
+  }
+});
+
+test("an address or a number that makes no sense is nothing to restore", () => {
+  const storage = new MemoryPlace();
+  for (const nonsense of [{ url: "nowhere" }, { url: "http://" }, { url: "mailto:a@b" }, { last: -1 }, { last: 1.5 }]) {
+    storage.setItem("k", JSON.stringify({ url, id: ID, token: "t", last: 1, ended: false, ...nonsense }));
+    assert.equal(ResumableStream.restore({ key: "k", storage, from: 0 }), null, JSON.stringify(nonsense));
+  }
+});
+
+// -- a reader who was overtaken ----------------------------------------------------------------------
+
+const GAP = `data: ${JSON.stringify({ error: { message: "It is not kept.", code: "resume_gap" } })}\n\n`;
+
+test("a reader who was overtaken learns what can still be had, and can have it", async () => {
+  const available = { first: 40, last: 90 };
+  const storage = new MemoryPlace();
+  script = [streamed(words(1, 2) + GAP), refused(410, { code: "trimmed", available })];
+  const found = await read(asking({ key: "k", storage }));
+  assert.deepEqual([found.ids, found.error.kind, found.error.available], [[1, 2], "gone", available]);
+  assert.equal(found.final, "failed");
+  script = [streamed(words(40, 41) + event(42, "[DONE]"))];
+  const rest = ResumableStream.restore({ key: "k", storage, from: available.first - 1, retry: QUICK });
+  assert.deepEqual((await read(rest)).ids, [40, 41, 42]);
+});
+
+test("a gap that another process does not have is none", async () => {
+  script = [streamed(words(1, 2) + GAP), streamed(words(3, 3) + GAP), streamed(event(4, "[DONE]"))];
+  const found = await read(asking());
+  assert.deepEqual([found.error, found.ids], [null, [1, 2, 3, 4]]);
+});
+
+test("a gap that is there again ends the reading, and not the stream", async () => {
+  const storage = new MemoryPlace();
+  script = [streamed(words(1, 2) + GAP), streamed(GAP)];
+  const found = await read(asking({ key: "k", storage }));
+  assert.deepEqual([found.ids, found.error.kind, found.error.code], [[1, 2], "gone", "resume_gap"]);
+  assert.match(found.error.message, /not kept/);
+  assert.equal(ResumableStream.restore({ key: "k", storage }).lastEventId, 2);
+});
+
+test("an error without a number ends a stream that has none", async () => {
+  script = [streamed(`data: {"n": 1}\n\n${GAP}`, { headers: PLAIN, then: "hold" })];
+  const found = await read(asking());
+  assert.deepEqual([found.events.length, found.error.kind, found.error.code], [2, "failed", "resume_gap"]);
+});

@@ -200,13 +200,14 @@ export class ResumableStream {
   #connection = new AbortController();
   #replayedUntil = 0;
   #attempts = 0; // since something has come
+  #wasCutShort = false; // by the server, which said why, and since something has come
   #connectedAt = 0; // on performance's clock, which nobody sets
   #wake = () => {};
 
   /** Nothing is sent before the stream is iterated over.
    * @param {Options} options */
   constructor({ url, body, ...manner }) {
-    this.#url = new URL(url, globalThis.location?.href).href;
+    this.#url = absolute(url);
     this.#body = body;
     this.#manner = manner;
     this.#retry = { ...RETRY, ...manner.retry };
@@ -278,7 +279,7 @@ export class ResumableStream {
       this.#endAs({ state: "stopped" });
       return standing;
     } catch (error) {
-      if (error instanceof StreamError && (error.status === 404 || error.status === 410)) return null;
+      if (error instanceof StreamError && this.#isGone(error)) return null;
       throw error;
     }
   }
@@ -315,6 +316,8 @@ export class ResumableStream {
 
   /** @param {Record<string, unknown>} body */
   async #ask(body) {
+    const { key, storage } = this.#manner;
+    if (key) ResumableStream.forget({ key, storage }); // what was asked before is not the answer to this
     this.#tell({ state: "connecting" });
     const headers = this.#headers({ "Content-Type": "application/json", "X-Resumable": "1" });
     const sent = { method: "POST", headers, body: JSON.stringify({ ...body, stream: true }) };
@@ -351,10 +354,8 @@ export class ResumableStream {
       } catch (error) {
         if (this.#leaving) return null;
         if (error instanceof StreamError) {
-          if (isForGood(error)) {
-            this.#forgetWhatIsGone(error);
-            throw error;
-          }
+          if (this.#isGone(error) && !error.available) this.#forget();
+          if (isForGood(error)) throw error;
           asked = error.retryAfter;
         }
         reason = error;
@@ -365,10 +366,11 @@ export class ResumableStream {
     }
   }
 
-  /** @param {StreamError} said */
-  #forgetWhatIsGone({ status, available }) {
-    const { key, storage } = this.#manner;
-    if (key && (status === 404 || status === 410) && !available) ResumableStream.forget({ key, storage });
+  /** Whether there is no such stream any more. 404 says so only to one who was answered before: to others it may mean that
+   * theirs is another Authorization than that of who asked.
+   * @param {StreamError} error */
+  #isGone({ status }) {
+    return status === 410 || (status === 404 && this.#connectedAt > 0);
   }
 
   /** @param {unknown} reason
@@ -413,8 +415,8 @@ export class ResumableStream {
     this.#connectedAt = performance.now();
     this.token = answer.headers.get("X-Resume-Token") ?? this.token;
     this.#replayedUntil = this.#body ? 0 : Number(answer.headers.get("X-Last-Event-Id") ?? 0);
+    this.#keep(this.#body !== null);
     this.#body = null;
-    this.#keep();
     const behind = this.#replayedUntil > this.lastEventId;
     this.#tell(behind ? { state: "replaying", until: this.#replayedUntil } : { state: "live" });
   }
@@ -484,6 +486,8 @@ export class ResumableStream {
           if (number !== null && number > this.lastEventId + 1)
             return new Error(`event ${number} came after event ${this.lastEventId}`);
           const event = this.#take(block, number);
+          const complaint = event && this.resumable && number === null ? failureIn(event) : null;
+          if (complaint) return this.#cutShort(complaint);
           if (event) yield* this.#deliver(event);
           if (this.#end || this.#leaving) return null;
         }
@@ -491,6 +495,15 @@ export class ResumableStream {
     } finally {
       reader.cancel().catch(() => {});
     }
+  }
+
+  /** An error without a number stands in no log: it ends this connection, and not the stream. Who comes back is told what
+   * can still be had; one who is told the same again does not ask a third time.
+   * @param {StreamError} complaint */
+  #cutShort({ message, code }) {
+    if (this.#wasCutShort) throw new StreamError("gone", message, { code });
+    this.#wasCutShort = true;
+    return new Error(message);
   }
 
   /** @param {Block} block */
@@ -519,6 +532,7 @@ export class ResumableStream {
   /** @param {StreamEvent} event */
   async *#deliver(event) {
     this.#attempts = 0;
+    this.#wasCutShort = false;
     const end = endIn(event);
     try {
       yield event;
@@ -564,9 +578,10 @@ export class ResumableStream {
     this.#manner.onStatus?.(status);
   }
 
-  #keep() {
+  /** @param {boolean} isFirst after that, only what is still this stream's is written over */
+  #keep(isFirst = false) {
     const { key, storage } = this.#manner;
-    if (!key || !this.resumable) return;
+    if (!key || !this.resumable || !(isFirst || this.#isKept)) return;
     /** @type {Position} */
     const position = {
       url: this.#url,
@@ -576,6 +591,16 @@ export class ResumableStream {
       ended: this.#end !== null,
     };
     inStorage(storage, (place) => place.setItem(key, JSON.stringify(position)));
+  }
+
+  #forget() {
+    const { key, storage } = this.#manner;
+    if (key && this.#isKept) ResumableStream.forget({ key, storage });
+  }
+
+  /** Whether it is this stream's position that is kept, and not another's who has the key by now. */
+  get #isKept() {
+    return positionIn(this.#manner)?.id === this.id;
   }
 
   /** What the work comes to, if that takes no longer than the connection may be silent.
@@ -714,5 +739,19 @@ function positionIn({ key, storage }) {
   if (!key) return null;
   const kept = parsed(inStorage(storage, (place) => place.getItem(key)) ?? "");
   const fits = ["url", "id", "token"].every((name) => typeof kept?.[name] === "string" && kept[name]);
-  return fits && Number.isInteger(kept.last) ? kept : null;
+  return fits && Number.isInteger(kept.last) && kept.last >= 0 && isAddress(kept.url) ? kept : null;
+}
+
+/** @param {string | URL} url */
+function absolute(url) {
+  return new URL(url, globalThis.location?.href).href;
+}
+
+/** @param {string} url */
+function isAddress(url) {
+  try {
+    return /^https?:/.test(absolute(url));
+  } catch {
+    return false;
+  }
 }
