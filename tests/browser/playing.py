@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,19 @@ class Playground:
             self._until(lambda: browser.current_url == url + PAGE, "the login")
         browser.execute_script("sessionStorage.clear()")
         browser.get(url + PAGE)
+
+    def open(self) -> None:
+        """Once more."""
+        self.browser.get(self.browser.current_url)
+
+    @contextmanager
+    def run_before(self, script: str) -> Iterator[None]:
+        """The script runs before those of each page that is opened meanwhile."""
+        found = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        try:
+            yield
+        finally:
+            self.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", found)
 
     def enter(self, **fields: str) -> None:
         for name, value in fields.items():

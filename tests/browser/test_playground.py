@@ -14,6 +14,31 @@ from tests.browser.playing import Playground, assert_whole
 PlaygroundAt = Callable[[str], Playground]
 OFFLINE_SECONDS = 5.0
 
+# What a page's storage can be like.
+_FULL = """
+for (let size = 2 ** 22, count = 0; size >= 1; count += 1)
+  try { sessionStorage.setItem(`filled ${count}`, "x".repeat(size)); } catch { size = Math.floor(size / 2); }
+"""
+_NULL = """sessionStorage.setItem("continuation.playground.form", "null")"""
+# Of the page's own; the admin's scripts do not bear it.
+_DENIED = """
+for (const name of ["getItem", "setItem", "removeItem"]) {
+  const real = Storage.prototype[name];
+  Storage.prototype[name] = function (key, ...more) {
+    if (key.startsWith("continuation.")) throw new DOMException("denied", "SecurityError");
+    return real.call(this, key, ...more);
+  };
+}
+"""
+_COUNT_LOOKS = """
+const { fetch } = window;
+window.looks = 0;
+window.fetch = (url, ...more) => {
+  if (String(url).endsWith("/status")) window.looks += 1;
+  return fetch(url, ...more);
+};
+"""
+
 
 @pytest.fixture
 def offline(browser: Chrome) -> Iterator[Callable[[bool], None]]:
@@ -242,6 +267,82 @@ def test_with_an_authorization_a_reloaded_page_asks_for_it_once_more(
     page.enter(authorization="Bearer only-for-tests")
     page.press("go-on")
     assert_whole(page.wait_for_end(), oracle.ask("Who asks?"))
+
+
+def test_a_wrong_authorization_after_a_reload_loses_nothing(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.enter(authorization="Bearer only-for-tests")
+    page.ask("Who mistypes?")
+    page.wait_for_events(20)
+    page.reload()
+    page.wait_for(lambda shown: shown.has_logged("enter its authorization"), "the question")
+    page.enter(authorization="Bearer onyl-for-tests")
+    page.press("go-on")
+    page.wait_for(lambda shown: shown.has_logged("404"), "the refusal")
+    page.enter(authorization="Bearer only-for-tests")
+    page.press("go-on")
+    page.wait_for(lambda shown: shown.state in ("live", "replaying", "done"), "the way back")
+    assert_whole(page.wait_for_end(), oracle.ask("Who mistypes?"))
+
+
+def test_an_authorization_that_is_entered_for_the_next_question_is_not_used_for_this_one(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
+) -> None:
+    page = playground(gateway().url)
+    page.enter(authorization="Bearer only-for-tests")
+    page.ask("Who is next?")
+    page.wait_for_events(20)
+    page.enter(authorization="Bearer of-another")
+    page.press("break-engine")
+    page.wait_for(lambda shown: shown.has_logged("has been broken off"), "the gateway's word")
+    page.press("leave")
+    page.wait_for(lambda shown: shown.state == "closed", "the leaving")
+    page.press("go-on")
+    assert_whole(page.wait_for_end(), oracle.ask("Who is next?"))
+
+
+def test_a_page_that_stays_away_does_not_ask_after_the_stream_for_ever(
+    gateway: GatewayFor, playground: PlaygroundAt
+) -> None:
+    page = playground(gateway().url)
+    page.browser.execute_script(_COUNT_LOOKS)
+    page.ask("Leave me alone.")
+    page.wait_for_events(20)
+    page.press("leave")
+    page.wait_for(lambda shown: shown.state == "closed", "the leaving")
+    looks = page.browser.execute_script("return window.looks")
+    after: int = page.browser.execute_async_script(
+        "setTimeout(() => arguments[0](window.looks), 2500)"  # it looked each second
+    )
+    assert after <= looks + 1
+
+
+@pytest.mark.parametrize("spoilt", [_FULL, _NULL, _DENIED], ids=["full", "null", "denied"])
+def test_a_browser_whose_storage_is_of_no_use_has_its_answer_all_the_same(
+    gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine, spoilt: str
+) -> None:
+    page = playground(gateway().url)
+    with page.run_before(spoilt):
+        page.open()
+        page.ask("Keep nothing.")
+        page.wait_for_events(20)
+        page.press("break-connection")
+        assert_whole(page.wait_for_end(), oracle.ask("Keep nothing."))
+
+
+@pytest.mark.parametrize("suffix", ["/v1", "/v1/", "//"])
+def test_a_gateways_address_may_end_as_others_do(
+    gateway: GatewayFor, playground: PlaygroundAt, suffix: str
+) -> None:
+    url = gateway().url
+    page = playground(url)
+    page.enter(gateway=url + suffix)
+    page.ask("What is your address?")
+    page.wait_for_events(5)
+    page.press("stop")
+    page.wait_for(lambda shown: shown.has_logged("Stopped at event"), "the stop")
 
 
 def test_a_stream_that_cannot_be_resumed_is_shown_as_such(

@@ -1,6 +1,6 @@
 // The playground's page: a form, an answer in the colours of where it came from, and buttons that break things.
 
-import { ResumableStream, StreamError } from "./resumable.js";
+import { ResumableStream, StreamError, inStorage } from "./resumable.js";
 
 const POSITION = "continuation.playground";
 const FORM = "continuation.playground.form";
@@ -24,6 +24,9 @@ let stream = null;
  * @type {number | null} */
 let leg2From = null;
 let lookTimer = 0;
+/** The headers with which the stream on the page was answered; null: it was not yet.
+ * @type {Record<string, string> | null} */
+let proven = null;
 
 // -- the form ------------------------------------------------------------------------------------
 
@@ -34,12 +37,13 @@ const given = (name) => field(name).value.trim();
 
 function remember() {
   const kept = Object.fromEntries(REMEMBERED.map((name) => [name, field(name).value]));
-  sessionStorage.setItem(FORM, JSON.stringify({ ...kept, is_authorized: given("authorization") !== "" }));
+  const text = JSON.stringify({ ...kept, is_authorized: given("authorization") !== "" });
+  inStorage(undefined, (place) => place.setItem(FORM, text));
 }
 
 /** Whether the stream whose position is kept was asked for with an authorization. */
 function recall() {
-  const kept = JSON.parse(sessionStorage.getItem(FORM) ?? "{}");
+  const kept = inStorage(undefined, (place) => JSON.parse(place.getItem(FORM) ?? "{}")) ?? {};
   for (const name of REMEMBERED) if (typeof kept[name] === "string") field(name).value = kept[name];
   field("authorization").value = "";
   return kept.is_authorized === true;
@@ -84,7 +88,7 @@ function say(state, text) {
   button("break-engine").disabled = !stream?.resumable || ENDED.includes(state);
   button("break-connection").disabled = !["live", "replaying"].includes(state);
   button("leave").disabled = !runs;
-  button("go-on").disabled = state !== "closed";
+  button("go-on").disabled = runs || !ResumableStream.restore({ key: POSITION });
   button("stop").disabled = !(runs || state === "closed");
 }
 
@@ -175,8 +179,13 @@ async function look() {
 // -- the stream ----------------------------------------------------------------------------------
 
 /** @returns {import("./resumable.js").Manner & { key: string }} */
-function manner() {
-  return { key: POSITION, headers: authorization(), onStatus: told, idleTimeout: SILENCE_MS };
+function manner(headers = authorization()) {
+  /** @param {import("./resumable.js").Status} status */
+  const onStatus = (status) => {
+    if (["live", "replaying"].includes(status.state)) proven = headers;
+    told(status);
+  };
+  return { key: POSITION, headers, onStatus, idleTimeout: SILENCE_MS };
 }
 
 /** @param {ResumableStream} started */
@@ -190,7 +199,7 @@ async function run(started) {
     if (!(error instanceof StreamError)) throw error;
     await afterTrouble(error);
   } finally {
-    if (stream === started && ENDED.includes(started.status.state)) {
+    if (stream === started) {
       clearInterval(lookTimer);
       await look();
     }
@@ -200,7 +209,7 @@ async function run(started) {
 /** @param {StreamError} error */
 async function afterTrouble({ kind, available }) {
   if (kind !== "gone" || !available) return;
-  const rest = ResumableStream.restore({ ...manner(), from: available.first - 1 });
+  const rest = ResumableStream.restore({ ...manner(proven ?? authorization()), from: available.first - 1 });
   if (!rest) return;
   clear();
   log(`What came before event ${available.first} is not kept any more.`);
@@ -212,16 +221,18 @@ function send(event) {
   event.preventDefault();
   remember();
   clear();
+  proven = null;
   part("log").replaceChildren();
   ResumableStream.forget({ key: POSITION });
   const base = given("gateway") || window.location.origin;
-  const url = `${base.replace(/\/+$/, "")}/v1/chat/completions`;
+  const url = `${base.replace(/\/+$/, "").replace(/\/v1$/, "")}/v1/chat/completions`;
   run(new ResumableStream({ url, body: body(), ...manner() }));
 }
 
 function goOn() {
   const pageIsEmpty = part("events").childElementCount === 0; // after a reload
-  const rest = ResumableStream.restore({ ...manner(), ...(pageIsEmpty && { from: 0 }) });
+  const asked = manner(proven ?? authorization());
+  const rest = ResumableStream.restore({ ...asked, ...(pageIsEmpty && { from: 0 }) });
   if (rest) run(rest);
 }
 
@@ -230,7 +241,7 @@ async function breakEngine() {
   const token = /** @type {HTMLInputElement} */ (page.querySelector("[name=csrfmiddlewaretoken]")).value;
   const answer = await fetch(/** @type {string} */ (page.dataset.breakUrl), {
     method: "POST",
-    headers: { ...authorization(), "X-CSRFToken": token, "X-Resume-Token": stream.token },
+    headers: { ...(proven ?? authorization()), "X-CSRFToken": token, "X-Resume-Token": stream.token },
     body: new URLSearchParams({ stream: stream.id }),
   }).catch((trouble) => void log(`The engine was not broken: ${trouble.message}`));
   if (!answer) return;

@@ -724,7 +724,7 @@ function told(trouble) {
  * @param {Place | undefined} storage
  * @param {(place: Place) => T} use
  * @returns {T | undefined} */
-function inStorage(storage, use) {
+export function inStorage(storage, use) {
   try {
     const place = storage ?? globalThis.sessionStorage;
     return place && use(place);
