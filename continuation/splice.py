@@ -208,6 +208,7 @@ class Splice:
         self._leg2_status: int | None = None
         self._leg2_message = ""
         self._taken_over = False
+        self._ending_delivered: Phase | None = None
         self._progress_at = now  # what the idle clock counts from
         self._event_at = self._leg1_ended = self._leg2_opened = self._seam_at = None
         self._ended_at: float | None = None
@@ -336,24 +337,29 @@ class Splice:
         self._outcome = Outcome.CLIENT_GONE
         return actions
 
-    def taken_over(self, delivered: bytes, now: float, *, whole: bool, continued: bool) -> list[Action]:
-        """Another process has run this stream until it died; `delivered` is what its client has been sent.
-
-        whole: nothing of that is missing. continued: it had asked for leg 2 already, and there is no third.
-        """
+    def was_delivered(self, delivered: bytes, now: float) -> None:
+        """What the client has been sent by another process, which has run this stream until it died: `taken_over` goes
+        on from there. Before anything else; it takes a second for some megabytes, and may be done in any thread."""
         self._taken_over = True
         self._shelf = Shelf(self.options.buffer_limit, wanted=False)  # what was delivered is held by nobody
         for event in self._leg1_events(delivered):
             if event.data == DONE:  # whatever of it is missing
-                self._end(Phase.DONE, now)
-                return []
+                self._ending_delivered = Phase.DONE
+                return
             failure, _ = self._read_along(event, now)
             if failure is Failure.MALFORMED:  # what is left of a larger event
                 self._leg1.unreadable = True
             elif failure:  # is delivered only as the failed ending
                 self._outcome, self._failure = Outcome.FAILED, failure
-                self._end(Phase.FAILED, now)
-                return []
+                self._ending_delivered = Phase.FAILED
+                return
+
+    def taken_over(self, now: float, *, whole: bool, continued: bool) -> list[Action]:
+        """whole: nothing of what was delivered is missing. continued: leg 2 had been asked for already, and there is no
+        third."""
+        if self._ending_delivered:
+            self._end(self._ending_delivered, now)
+            return []
         self._failure_detail = "the gateway process that ran the stream is gone"
         self._leg1.unreadable = self._leg1.unreadable or not whole
         if continued and not self._leg1.finish:

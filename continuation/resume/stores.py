@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from django.conf import settings
 
 from continuation import client, metrics
-from continuation.resume import generation
+from continuation.resume import generation, takeover
 from continuation.resume.log import Limits, Store
 from continuation.resume.memory import MemoryStore
 from continuation.resume.sealing import Seal
@@ -51,7 +51,9 @@ def _opened() -> Store:
     if not settings.REDIS_URL:
         return MemoryStore(limits)
     seal = Seal(settings.RESUME_ENCRYPTION_KEYS)
-    return RedisStore(settings.REDIS_URL, limits, seal, on_append=metrics.appended)
+    return RedisStore(
+        settings.REDIS_URL, limits, seal, on_append=metrics.appended, on_missed=metrics.takeover
+    )
 
 
 async def put_away() -> None:
@@ -59,6 +61,7 @@ async def put_away() -> None:
     global _current
     if _current is None or _current[0] is not asyncio.get_running_loop():
         return
+    await takeover.put_away()
     await generation.put_away()
     store, _current = _current[1], None
     await store.close()

@@ -131,9 +131,8 @@ def _is_event_source(request: HttpRequest) -> bool:
 
 async def _stopped(request: HttpRequest, stream_id: str) -> HttpResponse:
     found = await _found(request, stream_id)
-    if found.standing.state is State.INTERRUPTED:
-        await stop_orphan(stores.current(), stream_id)
-    elif not found.standing.ended:
+    is_orphan = found.standing.state is State.INTERRUPTED
+    if not found.standing.ended and not (is_orphan and await stop_orphan(stores.current(), stream_id)):
         await stores.current().stop(stream_id)
         await _end_of(found.log)
     return await _status(request, stream_id)

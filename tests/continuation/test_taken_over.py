@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,13 +18,13 @@ from continuation import client, relay
 from continuation.events import Failure, StreamRecord
 from continuation.guard import Origin
 from continuation.http import RawHeaders
-from continuation.resume import generation
+from continuation.resume import generation, takeover
 from continuation.resume.hot import Held, HotLog
 from continuation.resume.log import Entry, Limits, Standing, State, StoreAway, Taken
 from continuation.resume.memory import MemoryStore, MemoryWriter
 from continuation.resume.numbering import Numbering
 from continuation.resume.takeover import packed, stop_orphan, take_over, unpacked
-from continuation.splice import Phase
+from continuation.splice import Phase, Splice
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import (
@@ -78,7 +79,8 @@ def taken_over(of: Play, log: bytes | None = None, *, whole: bool = True, contin
     """By another process, from the log of what `of` has sent, or from `log`."""
     other = like(of)
     delivered = log_of(of.sent) if log is None else log
-    return other.does(other.splice.taken_over(delivered, other.now, whole=whole, continued=continued))
+    other.splice.was_delivered(delivered, other.now)
+    return other.does(other.splice.taken_over(other.now, whole=whole, continued=continued))
 
 
 def together(of: Play, other: Play, before: bytes) -> Told:
@@ -445,6 +447,8 @@ PERSONAL: RawHeaders = [
     (b"authorization", b"Bearer sk-one"),
     (b"cookie", b"a=1"),
     (b"proxy-authorization", b"Basic x"),
+    (b"x-api-key", b"sk-two"),
+    (b"api-key", b"sk-three"),
 ]
 KEPT: RawHeaders = [(b"x-tenant", b"t"), (b"user-agent", b"caf\xe9"), (b"x-tenant", b"u")]
 ORIGIN = Origin("request-1", b"/v1/chat/completions?x=%20\xff", [*KEPT[:1], *PERSONAL, *KEPT[1:]])
@@ -481,7 +485,7 @@ def test_what_is_personal_comes_from_the_one_who_comes_back() -> None:
 def test_any_request_comes_back_as_it_was(
     request_id: str, target: bytes, headers: RawHeaders, body: bytes
 ) -> None:
-    headers = [(name, value) for name, value in headers if name.lower() not in dict(PERSONAL)]
+    headers = [(name, value) for name, value in headers if name.lower() not in takeover.PERSONAL]
     assert unpacked(packed(Origin(request_id, target, headers), body), []) == (
         Origin(request_id, target, headers),
         body,
@@ -793,6 +797,71 @@ async def test_a_store_that_is_away_is_told() -> None:
         await take_over(store, "0" * 32, [])
 
 
+async def test_who_brought_it_about_and_left_does_not_undo_it(
+    engine: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a takeover would be a stream that nobody runs, and nobody takes."""
+    engine.script(Reply([Send(one) for one in finished(content(" world", ID2))]))
+    store, writer = orphan(role() + content("Hello"))
+    planning, gate = threading.Event(), threading.Event()
+    plan = takeover.plan
+
+    def slow(*arguments: Any) -> Any:
+        planning.set()
+        gate.wait(DEADLINE)
+        return plan(*arguments)
+
+    monkeypatch.setattr(takeover, "plan", slow)
+    reader = asyncio.create_task(take_over(store, "0" * 32, BACK))
+    await asyncio.to_thread(planning.wait, DEADLINE)
+    stopping = asyncio.create_task(stop_orphan(store, "0" * 32))
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    gate.set()
+    assert await stopping is False  # it is not an orphan any more, and has to be told itself
+    await until(lambda: writer.log.ended_at is not None)
+    assert is_in_order(writer).content == "Hello world"
+    assert takeover._under_way == {}
+
+
+async def test_a_process_that_ends_lets_go_of_what_it_has_claimed(
+    engine: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, writer = orphan(role() + content("Hello"))
+    planning, gate, handed = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(takeover, "plan", lambda *_: (planning.set(), gate.wait(DEADLINE)))
+    monkeypatch.setattr(writer, "hand_over", lambda: handed.append("over"))
+    reader = asyncio.create_task(take_over(store, "0" * 32, BACK))
+    await asyncio.to_thread(planning.wait, DEADLINE)
+    await takeover.put_away()
+    gate.set()
+    await reader
+    assert handed == ["over"]
+    assert generation.running() == 0
+
+
+async def test_a_long_log_is_read_where_it_holds_nobody_up(
+    engine: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script(Reply([Send(one) for one in finished(content(" world", ID2))]))
+    threads: list[str] = []
+    read = Splice.was_delivered
+
+    def noted(self: Splice, delivered: bytes, now: float) -> None:
+        threads.append(threading.current_thread().name)
+        read(self, delivered, now)
+
+    monkeypatch.setattr(Splice, "was_delivered", noted)
+    long = "x" * takeover.AT_ONCE_BYTES
+    for text in ("Hello", long):
+        store, writer = orphan(role() + content(text))
+        await went_on(store, writer)
+        engine.script(Reply([Send(one) for one in finished(content(" world", ID2))]))
+    assert is_in_order(writer).content == long + " world"
+    assert threads[0] == threading.main_thread().name != threads[1]
+
+
 # -- what is asked of it while it begins -----------------------------------------------------------------
 
 
@@ -802,7 +871,7 @@ async def test_one_that_is_stopped_as_it_is_taken_over_gets_one_ending(engine: U
         (role() + chunk({"tool_calls": [{"index": 0, "id": "a"}]}), State.FAILED),
     ):
         store, writer = orphan(stream)
-        await take_over(store, "0" * 32, BACK)
+        await takeover._take_over(store, "0" * 32, BACK)  # and not a turn of the loop later
         running = generation.find("0" * 32)
         assert running is not None
         running.stop()
