@@ -57,7 +57,7 @@ ATTEMPTS = 3
 GUARDED = "guarded"
 UNBROKEN = "unbroken"  # the outcome of a guarded stream that needed nothing
 RESUMABLE_OUTCOMES = ("resumable", "unavailable")
-TAKEOVER_OUTCOMES = ("taken", "another_was_first", "failed")
+TAKEOVER_OUTCOMES = ("taken", "another_was_first", "no_place", "unreadable", "failed")
 RESUME_OUTCOMES = ("ok", "bad_cursor", "not_found", "expired", "trimmed", "unavailable", "finished")
 TOKEN_KINDS = ("header", "checkpoint")
 

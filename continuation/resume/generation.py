@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 
@@ -12,7 +13,7 @@ from django.conf import settings
 from continuation import metrics
 from continuation.events import Reason
 from continuation.relay import Relay
-from continuation.resume.log import State, Store, Writer
+from continuation.resume.log import State, Store, StoreAway, Writer
 from continuation.resume.numbering import Numbering, ending_of
 from continuation.splice import Phase, interrupted_event
 
@@ -20,8 +21,12 @@ logger = logging.getLogger(__name__)
 
 # The process ends: a generation gets so long to end, and its log to be written.
 ENDING_SECONDS = 2.0
-# While the only readers are in other processes, these are asked about no more often than this.
+# Readers in other processes are asked about no more often than this.
 ASKING_SECONDS = 1.0
+# While it cannot be known whether there are any, a grace lasts so much longer.
+UNKNOWN_SECONDS = 60.0
+# A reader who has taken nothing for so long is waited for no longer, if another one reads elsewhere.
+STUCK_SECONDS = 2.0
 
 # By stream id. A generation is here from its start to its end.
 _running: dict[str, Generation] = {}
@@ -51,15 +56,21 @@ class Generation:
         self._given_up: State | None = None
         self._let_go = False
         self._failed = False
+        self._alone_since = 0.0
+        self._overtakes_until = 0.0  # readers here are not waited for
+        self._is_started = False
 
     def start(self) -> None:
         self.relay.on_continuation = self.writer.leg2_begins
         self.writer.listen(self.stop, self.let_go)
+        if self._let_go:  # it was lost before it began
+            return
         self.log.readers_changed = self.look_after
         name = f"generation of {self.relay.splice.request_id}"
         self._task = asyncio.create_task(self._run(), name=name)
         _running[self.writer.stream_id] = self
         self.look_after()
+        self._is_started = True
 
     async def _run(self) -> None:
         try:
@@ -72,7 +83,7 @@ class Generation:
                         self.writer.aside(comments)
                     # One by one: no reader who is here may be overtaken by the log's limits.
                     for entry in entries:
-                        await self.writer.room(len(entry.data))
+                        await self._make_room(len(entry.data))
                         self.writer.append((entry,))
             self.writer.append(self._numbering.finish())
         except Exception:
@@ -94,8 +105,9 @@ class Generation:
             self.writer.end(self._state)
         self._stop_waiting()
         self.log.readers_changed = None
-        del _running[self.writer.stream_id]
-        _detached.discard(self.writer.stream_id)
+        if _running.get(self.writer.stream_id) is self:
+            del _running[self.writer.stream_id]
+            _detached.discard(self.writer.stream_id)
         _note()
         for told in on_end:
             told()
@@ -119,8 +131,10 @@ class Generation:
 
     def let_go(self) -> None:
         """Another process goes on with it: end without another word."""
-        if self._task is not None and not self._let_go:
-            self._let_go, self.relay.keeps_record = True, False
+        if self._let_go:
+            return
+        self._let_go, self.relay.keeps_record = True, False
+        if self._task is not None:
             # Not at once: a task that is cancelled before it has begun never comes to its end.
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
@@ -148,8 +162,12 @@ class Generation:
         (_detached.add if is_detached else _detached.discard)(self.writer.stream_id)
         _note()
         if is_detached:
+            self._alone_since = time.monotonic()
             # Nobody can come back to a process that stops, and that alone has the log.
-            self._wait(0.0 if _stopping and not self.writer.is_shared else self._grace)
+            grace = 0.0 if _stopping and not self.writer.is_shared else self._grace
+            self._wait(
+                grace if self._is_started else max(grace, ASKING_SECONDS)
+            )  # the first reader is on its way
 
     def _wait(self, seconds: float) -> None:
         self._patience = asyncio.get_running_loop().call_later(seconds, self._grace_is_over)
@@ -168,12 +186,45 @@ class Generation:
         )
 
     async def _give_up_unless_read(self) -> None:
-        elsewhere = await self._store.readers_elsewhere(self.writer.stream_id)
+        try:
+            seen = await self._store.read_elsewhere(self.writer.stream_id)
+        except StoreAway:
+            self._question = None
+            if time.monotonic() - self._alone_since < self._grace + UNKNOWN_SECONDS:
+                self._wait(ASKING_SECONDS)
+            else:
+                self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
+            return
         self._question = None
-        if elsewhere:
+        if seen == 0:
             self._wait(max(self._grace, ASKING_SECONDS))
+        elif seen is not None and seen < self._grace:
+            self._wait(self._grace - seen)
         else:
             self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
+
+    # -- readers who take nothing ------------------------------------------------------------------
+
+    async def _make_room(self, coming: int) -> None:
+        if self.log.has_room(coming):
+            self._overtakes_until = 0.0
+            return
+        was_stuck = self._overtakes_until > 0.0
+        while time.monotonic() >= self._overtakes_until:
+            if was_stuck and await self._is_read_elsewhere():
+                self._overtakes_until = time.monotonic() + ASKING_SECONDS
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STUCK_SECONDS):
+                    await self.writer.room(coming)
+                    self._overtakes_until = 0.0
+                    return
+            was_stuck = True
+
+    async def _is_read_elsewhere(self) -> bool:
+        with suppress(StoreAway):
+            return await self._store.read_elsewhere(self.writer.stream_id) == 0
+        return False
 
 
 def start(relay: Relay, writer: Writer, store: Store) -> None:

@@ -14,8 +14,9 @@ from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, S
 WINDOW_BYTES = 2**18
 # Of the comments that a reader has not taken yet no more is kept.
 ASIDE_BYTES = 2**12
-# Entries that were trimmed are let go together.
+# Entries that were trimmed are let go together: so many, or bytes of so large a part of the limit.
 COMPACTED = 256
+COMPACTED_PART = 16
 
 
 @dataclass(slots=True)
@@ -42,11 +43,15 @@ class HotLog:
         self.last = 0
         self.bytes = 0
         self.gone = False  # expired, or another process's by now
+        self.certain: Cursor | None = (
+            None  # of one that has been lost: up to where the other process has the same
+        )
         self.readers_changed: Callable[[], None] | None = None
         self._held = held
         self._gated = gated
         self._entries: list[Entry] = []
         self._start = 0
+        self._trimmed_bytes = 0  # of entries that are trimmed, and not let go of yet
         self._appended: Cursor = (0, 0)
         self._shown: Cursor = (0, 0)
         self._trimmed: Cursor = (0, 0)
@@ -121,7 +126,7 @@ class HotLog:
         self._held.bytes -= self.bytes
         self._held.events -= len(self._entries) - self._start
         self._entries.clear()
-        self._start = self.bytes = 0
+        self._start = self._trimmed_bytes = self.bytes = 0
         self._wake()
         self._readers_moved()
 
@@ -139,6 +144,10 @@ class HotLog:
         """The stream ends now: nobody is waited for any more."""
         self._hurried = True
         self._readers_moved()
+
+    def has_room(self, coming: int) -> bool:
+        """Whether `room` would not wait."""
+        return not self._is_full(coming)
 
     def _is_full(self, coming: int) -> bool:
         if self._hurried or self.gone:
@@ -162,11 +171,13 @@ class HotLog:
             self.bytes -= size
             self._held.bytes -= size
             self._held.events -= 1
+            self._trimmed_bytes += size
             at += 1
         self._start = at
-        if at > COMPACTED and at > len(entries) // 2:
+        many = at > COMPACTED and at > len(entries) // 2
+        if many or self._trimmed_bytes > self.limits.bytes // COMPACTED_PART:
             del entries[:at]
-            self._start = 0
+            self._start = self._trimmed_bytes = 0
 
     # -- reading -----------------------------------------------------------------------------------
 

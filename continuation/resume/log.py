@@ -114,6 +114,12 @@ class Reader(Protocol):
 class Log(Protocol):
     """One stream's log, for readers. Raises StoreAway where the log is not in this process."""
 
+    @property
+    def certain(self) -> Cursor | None:
+        """Of a log that is lost to another process: up to where that one has the same. What a reader has beyond it,
+        from a time in which the store was late, is another text than that one's."""
+        ...
+
     async def standing(self) -> Standing | None:
         """None if the log has expired."""
         ...
@@ -215,8 +221,9 @@ class Store(Protocol):
         """Tell the generation, in whichever process. Raises StoreAway."""
         ...
 
-    async def readers_elsewhere(self, stream_id: str) -> bool:
-        """Whether a reader in another process follows the stream; False if that is not known."""
+    async def read_elsewhere(self, stream_id: str) -> float | None:
+        """Seconds since a reader in another process was last seen to follow the stream: 0 if one does, None if none
+        has for longer than the grace. Raises StoreAway where that cannot be known."""
         ...
 
     async def take_over(self, stream_id: str) -> Taken | None:

@@ -78,8 +78,8 @@ class MemoryStore:
         if writer and writer.stop and writer.log.ended_at is None:
             writer.stop()
 
-    async def readers_elsewhere(self, stream_id: str) -> bool:
-        return False
+    async def read_elsewhere(self, stream_id: str) -> float | None:
+        return None
 
     async def take_over(self, stream_id: str) -> Taken | None:
         return None

@@ -178,7 +178,11 @@ class Health:
     @property
     def is_steady(self) -> bool:
         """It has been well for so long that every process has renewed its lease."""
-        settled = not self.steady_since or time.monotonic() - self.steady_since >= STEADY_SECONDS
+        return self.is_settled(STEADY_SECONDS)
+
+    def is_settled(self, seconds: float) -> bool:
+        """It has been well for so long, or ever since this process began."""
+        settled = not self.steady_since or time.monotonic() - self.steady_since >= seconds
         return settled and not self.late
 
 
@@ -210,6 +214,7 @@ class Mirror:
 
     def add(self, kept: Kept) -> None:
         self.kept[kept.log.stream_id] = kept
+        self.held.bytes += len(kept.request)
         self.note(kept)
 
     def note(self, kept: Kept) -> None:
@@ -266,10 +271,14 @@ class Mirror:
             expiry.cancel()
         kept.unseen.clear()
         kept.sealed.clear()
-        kept.request, kept.sealed_piece = b"", None
+        self._drop_request(kept)
         kept.log.expire()
         _begun(kept, False)
         return True
+
+    def _drop_request(self, kept: Kept) -> None:
+        self.held.bytes -= len(kept.request)
+        kept.request, kept.sealed_piece = b"", None
 
     def stop(self, kept: Kept) -> None:
         if kept.runs and not kept.is_stopped:
@@ -545,7 +554,7 @@ class Mirror:
         elif not is_done or self._has_news(kept):
             self.note(kept)
         if sent.told and sent.told[0] is not State.RUNNING:
-            kept.request, kept.sealed_piece = b"", None
+            self._drop_request(kept)
 
     def _has_news(self, kept: Kept) -> bool:
         owner = "" if kept.is_handed else self._owner
@@ -566,6 +575,7 @@ class Mirror:
         """Another process has taken it over."""
         logger.warning("stream %s is another process's now", kept.log.stream_id)
         lost = kept.lost if kept.runs else _ignore
+        kept.log.certain = kept.at
         self.forget(kept)
         _tell(lost)
 

@@ -123,7 +123,7 @@ class Reading:
         if not piece.entries or piece.ended:
             self.on_live()
         data = b"".join(entry.data for entry in piece.entries)
-        return data if self._open else data + piece.aside
+        return data if self._open or self._is_over else data + piece.aside
 
     def _due(self) -> bytes:
         """What comes by the clock: a token to come back with, a comment."""
@@ -185,7 +185,8 @@ class Reading:
         found = await self._find()
         if found is None or (standing := await found.standing()) is None:
             return False
-        if not can_be_read(standing, self._cursor):
+        certain = self._log.certain
+        if not can_be_read(standing, self._cursor) or (certain is not None and self._cursor > certain):
             return False
         if self._reader is not None:
             await self._reader.aclose()

@@ -12,7 +12,14 @@ from continuation.resume.hot import Held, HotLog, HotWriter
 from continuation.resume.lines import Lines, call
 from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
 from continuation.resume.mirror import HOUSEKEEPING_SECONDS, TURNS, Kept, Mirror
-from continuation.resume.remote import Following, Meta, RemoteLog, follows
+from continuation.resume.remote import (
+    MARKED_SECONDS,
+    Following,
+    Meta,
+    RemoteLog,
+    follows,
+    last_mark,
+)
 from continuation.resume.scripts import (
     CLAIM,
     END_PART,
@@ -31,6 +38,10 @@ CLOSE_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 LOAD_COUNT = 256
 YOUNG_SECONDS = 5
+RELEASED_TIMES = 3
+# A reader who has shown itself so lately is there; once Redis is back, all have shown themselves after so long.
+SEEN_SECONDS = MARKED_SECONDS + 2 * HOUSEKEEPING_SECONDS
+MARKS_BACK_SECONDS = SEEN_SECONDS + 1.0
 
 
 class RedisWriter(HotWriter):
@@ -69,7 +80,8 @@ class RedisWriter(HotWriter):
 
 class RedisStore:
     """url: redis://, rediss:// or unix://, with what redis-py reads from it. on_append: told for each append the
-    seconds until its readers could have it. Raises ValueError for what is not such a URL.
+    seconds until its readers could have it. on_missed: told why a stream without a process could not be taken over:
+    another_was_first, no_place or unreadable. Raises ValueError for what is not such a URL.
 
     Its tasks start with the first call, in the event loop of that one, which must be the loop of all others."""
 
@@ -80,15 +92,19 @@ class RedisStore:
         seal: Seal | None = None,
         *,
         on_append: Callable[[float], None] = lambda _: None,
+        on_missed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.limits = limits
         self.owner = secrets.token_hex(8)
         self._seal = seal or Seal()
         self._lines = Lines(url)
         self._mirror = Mirror(self._lines, self.owner, limits, self._seal, on_append)
-        self._following = Following(self._lines, self._seal)
+        self._following = Following(self._lines, self._seal, limits.grace)
         self._tasks: list[asyncio.Task[None]] = []
+        self._on_missed = on_missed
         self._taking: set[str] = set()
+        # Claims of which is not known whether they came to be, with the epoch: these are let go of, so many times.
+        self._doubtful: dict[str, tuple[int, int]] = {}
         self._is_closing = False
 
     @property
@@ -159,14 +175,18 @@ class RedisStore:
             with suppress(StoreAway):  # who misses it reads it in `meta`
                 await self._lines.ask(("PUBLISH", channel_of(owner.decode()), stream_id))
 
-    async def readers_elsewhere(self, stream_id: str) -> bool:
-        if self._is_closing or self.is_away:
-            return False
+    async def read_elsewhere(self, stream_id: str) -> float | None:
+        if self._is_closing:
+            return None
         self._start()
-        with suppress(StoreAway):
-            (found,) = await self._lines.ask(("EXISTS", keys_of(stream_id).reader))
-            return bool(found)
-        return False
+        self._raise_if_away()
+        marked, left = await self._lines.ask(*last_mark(stream_id))
+        if marked is None:
+            if not self._mirror.health.is_settled(MARKS_BACK_SECONDS):
+                raise StoreAway("Redis may have lost the marks of readers")
+            return None
+        age = (int(marked) - max(left, 0)) / 1000
+        return 0.0 if age < SEEN_SECONDS else age
 
     # -- streams of others -------------------------------------------------------------------------
 
@@ -179,7 +199,10 @@ class RedisStore:
             meta = await self._meta(stream_id)
             if meta is None or meta.standing.state is not State.RUNNING:
                 return None
-            if not await self._is_orphaned(meta) or not self.has_place:
+            if not await self._is_orphaned(meta):
+                return None
+            if not self.has_place:
+                self._on_missed("no_place")
                 return None
             return await self._claim(stream_id, meta)
         finally:
@@ -190,21 +213,41 @@ class RedisStore:
         return here or self._is_closing
 
     async def _claim(self, stream_id: str, meta: Meta) -> Taken | None:
-        keys = keys_of(stream_id)
-        (epoch,) = await self._lines.ask(call(CLAIM, (keys.meta,), meta.owner, meta.epoch, self.owner))
-        if epoch is None:
-            return None
+        keys, epoch = keys_of(stream_id), meta.epoch + 1
+        self._doubtful.pop(stream_id, None)
         try:
+            command = call(CLAIM, (keys.meta,), meta.owner, meta.epoch, self.owner)
+            (claimed_as,) = await self._lines.ask(command)
+            if claimed_as is None:
+                self._on_missed("another_was_first")
+                return None
             claimed = await self._meta(stream_id)
             if claimed is None or claimed.owner != self.owner or claimed.epoch != epoch:
                 return None
             return await self._load(stream_id, claimed)
-        except BaseException as trouble:
+        except Unreadable:
+            self._on_missed("unreadable")
+            await self._release(stream_id, epoch)
+            return None
+        except BaseException:
+            self._doubtful[stream_id] = epoch, RELEASED_TIMES
             with suppress(StoreAway):
-                await self._lines.ask(call(RELEASE, (keys.meta,), self.owner, epoch))
-            if isinstance(trouble, Unreadable):
-                return None
+                await self._release(stream_id, epoch)
             raise
+
+    async def _release(self, stream_id: str, epoch: int) -> None:
+        await self._lines.ask(call(RELEASE, (keys_of(stream_id).meta,), self.owner, epoch))
+
+    async def _release_doubtful(self) -> None:
+        """A claim whose answer did not come may be carried out later than what was sent after it."""
+        for stream_id, (epoch, times) in list(self._doubtful.items()):
+            if self._cannot_take(stream_id):
+                continue
+            await self._release(stream_id, epoch)
+            if times > 1:
+                self._doubtful[stream_id] = epoch, times - 1
+            else:
+                self._doubtful.pop(stream_id, None)
 
     async def _load(self, stream_id: str, meta: Meta) -> Taken:
         """Raises StoreAway, Unreadable."""
@@ -291,6 +334,7 @@ class RedisStore:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             with suppress(StoreAway):
                 await self._following.show_readers()
+                await self._release_doubtful()
 
     async def _meta(self, stream_id: str) -> Meta | None:
         self._raise_if_away()

@@ -21,9 +21,9 @@ MISSED_SECONDS = 2.0
 # A reader waits so long for Redis to come back, or for a log that Redis has lost to be written again.
 AWAY_SECONDS = 2.0
 MISSING_SECONDS = 1.0
-# How long a reader is seen by the process that runs the stream, and how often it shows itself.
-MARK_SECONDS = 10.0
+# How often a reader shows itself to the process that runs the stream; the mark stays for a grace and so much longer.
 MARKED_SECONDS = 3.0
+MARK_SECONDS = 10.0
 # While nothing comes, `meta` is looked at so often: the entry that marks the end may have got lost.
 LOOK_SECONDS = 1.0
 FIRST_COUNT, MOST_COUNT = 8, 512
@@ -65,8 +65,9 @@ def meta_of(values: list[bytes | None]) -> Meta | None:
 class Following:
     """What remote logs share: where to ask, how to unseal, and which readers there are to be shown."""
 
-    def __init__(self, lines: Lines, seal: Seal) -> None:
+    def __init__(self, lines: Lines, seal: Seal, grace: float) -> None:
         self.lines, self.seal = lines, seal
+        self.mark_ms = int((grace + MARK_SECONDS) * 1000)
         self.readers: set[RemoteReader] = set()
         self._missed: dict[str, tuple[float, float]] = {}  # owners without a lease: first and last looked for
 
@@ -110,6 +111,12 @@ class Following:
             await reader.aclose()
 
 
+def last_mark(stream_id: str) -> tuple[Command, Command]:
+    """Asks how long the newest mark of a reader was to last, and how much of that is left, in milliseconds."""
+    key = keys_of(stream_id).reader
+    return ("GET", key), ("PTTL", key)
+
+
 class RemoteLog:
     """is_orphaned: whether nobody runs the stream any more."""
 
@@ -119,6 +126,11 @@ class RemoteLog:
         self.stream_id = stream_id
         self._following = following
         self._is_orphaned = is_orphaned
+
+    @property
+    def certain(self) -> None:
+        """All that it shows is in Redis."""
+        return
 
     async def standing(self) -> Standing | None:
         meta = await self._following.meta(self.stream_id)
@@ -181,7 +193,9 @@ class RemoteReader:
         await self._hang_up()
 
     def mark(self) -> Command:
-        return ("SET", self._keys.reader, "1", "PX", int(MARK_SECONDS * 1000))
+        """Says how long it lasts, so that its age can be told."""
+        lasts = self._following.mark_ms
+        return ("SET", self._keys.reader, lasts, "PX", lasts)
 
     # -- with Redis --------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from continuation.relay import Relay
 from continuation.resume import generation
 from continuation.resume.generation import Generation
 from continuation.resume.hot import WINDOW_BYTES, HotLog, HotReader
-from continuation.resume.log import START, Entry, Limits, State
+from continuation.resume.log import START, Entry, Limits, State, StoreAway
 from continuation.resume.memory import MemoryStore, MemoryWriter
 from continuation.splice import OpenLeg, OpenTokens, Options, Phase, Splice
 from tests.continuation.eventsource import blocks_without_data, dispatched
@@ -91,13 +91,15 @@ class Elsewhere(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__(Limits())
-        self.answers: list[bool | asyncio.Future[bool]] = []
+        self.answers: list[float | StoreAway | asyncio.Future[float]] = []
         self.asked = 0
 
-    async def readers_elsewhere(self, stream_id: str) -> bool:
+    async def read_elsewhere(self, stream_id: str) -> float | None:
         self.asked += 1
-        answer = self.answers.pop(0) if self.answers else False
-        return answer if isinstance(answer, bool) else await answer
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, StoreAway):
+            raise answer
+        return await answer if isinstance(answer, asyncio.Future) else answer
 
 
 class Shared(MemoryWriter):
@@ -126,6 +128,7 @@ class Run:
         writer: type[MemoryWriter] = MemoryWriter,
         stream_id: str = STREAM,
         asks: dict[str, Any] | None = None,
+        begins: bool = True,
         **options: Any,
     ) -> None:
         self.body, self.engine = body, Engine()
@@ -140,7 +143,8 @@ class Run:
         self.relay = Relay(self.splice, leg1, self.engine.open, keepalive=0.0, silence=LONG)
         limit = self.splice.options.event_limit
         self.generation = Generation(self.relay, self.writer, self.store, grace=grace, event_limit=limit)
-        self.generation.start()
+        if begins:
+            self.generation.start()
 
     @property
     def bytes(self) -> bytes:
@@ -382,15 +386,55 @@ async def test_it_has_a_reader_while_one_of_several_is_there() -> None:
 
 async def test_a_reader_in_another_process_counts() -> None:
     store = Elsewhere()
-    store.answers = [True, True]
+    store.answers = [0.0, 0.0]
     run = Run(Body(*SAID), grace=0.05, store=store)
     assert await run.ended() is State.ABANDONED
     assert store.asked == 3
 
 
+async def test_the_grace_counts_from_when_one_was_last_seen_there() -> None:
+    store = Elsewhere()
+    store.answers = [0.5]
+    run = Run(Body(*SAID), grace=2.0, store=store)
+    began = time.monotonic()
+    await until(lambda: store.asked)
+    asked = time.monotonic()
+    assert await run.ended() is State.ABANDONED
+    assert asked - began == pytest.approx(2.0, abs=0.4)
+    assert time.monotonic() - asked == pytest.approx(1.5, abs=0.4)
+    assert store.asked == 2
+
+
+async def test_a_store_that_cannot_say_is_asked_again() -> None:
+    store = Elsewhere()
+    store.answers = [StoreAway("away"), StoreAway("away")]
+    run = Run(Body(*SAID), grace=0.0, store=store)
+    assert await run.ended() is State.ABANDONED
+    assert store.asked == 3
+
+
+async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "UNKNOWN_SECONDS", 0.5)
+    store = Elsewhere()
+    store.answers = [StoreAway("away")] * 9
+    run = Run(Body(*SAID), grace=0.0, store=store)
+    assert await run.ended() is State.ABANDONED
+    assert store.asked == 1
+
+
+async def test_the_first_reader_may_take_a_moment_however_short_the_grace() -> None:
+    run = Run(Body(*SAID), grace=0.0)
+    await asyncio.sleep(0.3)
+    reader = run.log.reader(START)
+    await asyncio.sleep(1.0)
+    assert run.log.ended_at is None
+    await reader.aclose()
+    assert await run.ended() is State.ABANDONED
+
+
 async def test_one_who_comes_while_that_is_asked_counts() -> None:
     store = Elsewhere()
-    answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     store.answers = [answer]
     run = Run(Body(*SAID), grace=0.0, store=store)
     await until(lambda: store.asked)
@@ -404,7 +448,7 @@ async def test_one_who_comes_while_that_is_asked_counts() -> None:
 
 async def test_a_stream_that_ends_while_that_is_asked_is_over() -> None:
     store = Elsewhere()
-    answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     store.answers = [answer]
     run = Run(Body(*SAID), grace=0.0, store=store)
     await until(lambda: store.asked)
@@ -476,6 +520,26 @@ async def test_a_stream_that_is_over_is_not_stopped() -> None:
     await run.store.stop(STREAM)
     assert run.log.state is State.FINISHED
     assert run.answer().done == 1
+
+
+async def test_one_that_was_lost_before_it_began_does_nothing() -> None:
+    run = Run(Body(*SAID, *REST), begins=False)
+    run.generation.let_go()
+    run.generation.start()
+    assert generation.running() == 0
+    assert run.bytes == b""
+
+
+async def test_one_that_is_taken_back_is_not_ended_by_the_old_one() -> None:
+    """The process has lost the stream, and takes it over while the old relay winds down."""
+    run, again = Run(Body(*SAID)), Run(Body(*SAID))
+    await again.has(2)
+    assert generation.find(STREAM) is again.generation
+    run.generation.let_go()
+    await run.generation.ended()
+    assert generation.find(STREAM) is again.generation
+    again.generation.stop()
+    assert await again.ended() is State.STOPPED
 
 
 # -- readers that are slow ---------------------------------------------------------------------------

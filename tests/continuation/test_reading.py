@@ -529,6 +529,7 @@ class Line:
     first: int = 1
     opened: list[Cursor] = field(default_factory=list)
     closed: int = 0
+    certain: Cursor | None = None
 
     async def standing(self) -> Standing | None:
         if isinstance(self.state, BaseException):
@@ -646,6 +647,30 @@ async def test_so_does_one_that_cannot_find_what_was_lost() -> None:
 
 
 # -- another process ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("certain", [(1, 0), (2, 0), (3, 0)])
+async def test_what_redis_never_had_is_not_gone_on_with_elsewhere(certain: Cursor) -> None:
+    """The reader has events 1 and 2, and another process may have had another event 2."""
+    line, there = Line([Piece((event(1), event(2))), Piece(lost=True)], certain=certain), hot()
+    there.append(events(1, 4))
+    there.end(State.FINISHED)
+
+    async def find() -> Log | None:
+        return there
+
+    got = b"".join(await all_of(over(line, find)))
+    if certain < (2, 0):
+        assert got.startswith(sent(events(1, 2)))
+        assert b"resume_gap" in got
+    else:
+        assert got == sent(events(1, 4))
+
+
+async def test_no_comment_comes_behind_the_last_event() -> None:
+    done = Entry(2, 0, b"id: 2\ndata: [DONE]\n\n")
+    line = Line([Piece((event(1),), aside=b": one\n"), Piece((done,), ended=True, aside=b": two\n")])
+    assert b"".join(await all_of(over(line, found_nothing))) == event(1).data + b": one\n" + done.data
 
 
 async def test_what_another_process_has_by_now_is_read_there() -> None:

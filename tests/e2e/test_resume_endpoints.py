@@ -519,8 +519,9 @@ def test_it_goes_on_elsewhere_stops_and_is_told_why(one: Gateway, upstream: Upst
     with pytest.raises(BadCursor), resume(beyond, headers=headers):
         pass
     assert failed.value.position is not None
-    with resume(failed.value.position, headers=headers) as at_the_end:
-        assert list(at_the_end) == []
+    with resume(failed.value.position, headers=headers) as at_the_end, pytest.raises(Failed) as again_failed:
+        next(at_the_end)
+    assert again_failed.value.code == "stopped"
 
 
 async def test_the_asynchronous_one_does_so_too(one: Gateway, upstream: Upstream) -> None:

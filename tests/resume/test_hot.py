@@ -173,6 +173,14 @@ async def test_a_long_stream_is_let_go_of_behind_its_limit() -> None:
     assert numbers(log.since(START)) == list(range(19_901, 20_001))
 
 
+async def test_large_events_are_let_go_of_though_they_are_few() -> None:
+    log, held = hot(Limits(bytes=2**22))
+    for number in range(1, 200):
+        log.append([Entry(number, 0, bytes(2**20))])
+    assert held.bytes == 2**22
+    assert sum(len(entry.data) for entry in log._entries) <= 2**22 + 2**20
+
+
 async def test_a_reader_of_an_expired_log_is_told_while_it_waits() -> None:
     log, _ = hot()
     reader = log.reader(START)

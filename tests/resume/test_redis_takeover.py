@@ -12,15 +12,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from cryptography.fernet import Fernet
 
-from continuation.resume import mirror, remote
-from continuation.resume.log import START, Entry, Limits, State, Taken, Writer, after
-from continuation.resume.redis import RedisStore
-from continuation.resume.scripts import keys_of, lease_of
+from continuation.resume import generation, mirror, remote
+from continuation.resume.lines import Command
+from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
+from continuation.resume.redis import RELEASED_TIMES, RedisStore
+from continuation.resume.scripts import CLAIM, keys_of, lease_of
+from continuation.splice import Phase
 from tests.harness.gateway import ROOT
 from tests.harness.redis import RedisServer
 from tests.resume.conftest import KEY
@@ -41,6 +45,20 @@ from tests.resume.streams import (
 
 Opened = Callable[..., RedisStore]
 OTHER_KEY = Fernet.generate_key().decode()
+
+
+class Flood:
+    """A relay of so many events of so many bytes, as fast as they are taken."""
+
+    def __init__(self, events: int, size: int) -> None:
+        self.splice = SimpleNamespace(request_id="flood", phase=Phase.DONE, ended=False)
+        self._piece = b"data: " + b"x" * size + b"\n\n"
+        self._left = events
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while self._left:
+            self._left -= 1
+            yield self._piece
 
 
 class Owner:
@@ -471,30 +489,95 @@ async def test_an_end_whose_marker_is_lost_is_found(
 
 
 async def test_a_reader_elsewhere_is_seen_as_long_as_it_is_open(
-    opened: Opened, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, redis_server: RedisServer
 ) -> None:
-    monkeypatch.setattr(remote, "MARK_SECONDS", 2.5)
-    monkeypatch.setattr(remote, "MARKED_SECONDS", 0.5)
     store, other = opened(redis_server), opened(redis_server)
     writer = await begun(store)
     writer.append(events(1, 2))
-    assert not await store.readers_elsewhere(writer.stream_id)
+    assert await store.read_elsewhere(writer.stream_id) is None
     here = writer.log.reader(START)
-    assert not await store.readers_elsewhere(writer.stream_id)
+    assert await store.read_elsewhere(writer.stream_id) is None
     reader = (await found(other, writer.stream_id)).reader(START)
     await taken(reader, 2)
     loop = asyncio.get_running_loop()
-    until_when = loop.time() + 4.0
+    until_when = loop.time() + 6.0
     while loop.time() < until_when:  # neither reads nor waits: a slow client
-        assert await store.readers_elsewhere(writer.stream_id)
+        assert await store.read_elsewhere(writer.stream_id) == 0
         await asyncio.sleep(0.1)
     await reader.aclose()
-
-    async def is_gone() -> bool:
-        return not await store.readers_elsewhere(writer.stream_id)
-
-    await until(is_gone)
     await here.aclose()
+
+
+async def test_how_long_ago_it_was_there_is_known_for_the_whole_grace(
+    opened: Opened, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark lasts for the grace and some seconds more."""
+    monkeypatch.setattr(remote, "MARK_SECONDS", 3.0)
+    limits = Limits(grace=5.0)
+    store, other = opened(redis_server, limits), opened(redis_server, limits)
+    writer = await begun(store)
+    writer.append(events(1, 2))
+    reader = (await found(other, writer.stream_id)).reader(START)
+    loop = asyncio.get_running_loop()
+    await taken(reader, 2)
+    left = loop.time()
+    await reader.aclose()
+    seen: list[float] = []
+    while (age := await store.read_elsewhere(writer.stream_id)) is not None:
+        assert age == 0 or age == pytest.approx(loop.time() - left, abs=1.0)
+        seen.append(age)
+        await asyncio.sleep(0.1)
+    assert loop.time() - left == pytest.approx(8.0, abs=1.0)
+    assert max(seen) > 5.0
+
+
+async def test_a_claim_whose_answer_does_not_come_is_let_go_of(
+    opened: Opened, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = opened(redis_server), opened(redis_server)
+    async with owner(redis_server, streams=1, first=3, seconds=30) as process:
+        (stream_id,) = process.streams
+    ask, claims = store._lines.ask, 0
+
+    async def slow(*commands: Command, **options: Any) -> list[Any]:
+        nonlocal claims
+        answers = await ask(*commands, **options)
+        if len(commands) == 1 and CLAIM.sha in commands[0]:
+            claims += 1
+            raise StoreAway("Redis does not answer in time")
+        return answers
+
+    monkeypatch.setattr(store._lines, "ask", slow)
+
+    async def is_tried() -> bool:
+        with contextlib.suppress(StoreAway):
+            await store.take_over(stream_id)
+        return claims == 1
+
+    await until(is_tried)
+    assert await state(other, stream_id) is State.INTERRUPTED
+    taken_ = await taken_over(other, stream_id)
+    await asyncio.sleep(RELEASED_TIMES + 1.5)  # nor is what another one has claimed since let go of
+    assert await state(store, stream_id) is State.RUNNING
+    assert store._doubtful == {}
+    taken_.writer.append(events(4, 4))
+    await taken(taken_.writer.log.reader(START), 4)
+
+
+async def test_a_stuck_reader_is_overtaken_where_another_one_reads_elsewhere(
+    opened: Opened, redis_server: RedisServer
+) -> None:
+    """Half-open connections are the rule where a client has come back to another process."""
+    store, other = opened(redis_server), opened(redis_server)
+    writer = await begun(store)
+    flood = Flood(1000, 1000)
+    running = generation.Generation(flood, writer, store, grace=60.0, event_limit=2**20)  # type: ignore[arg-type]
+    running.start()
+    stuck = writer.log.reader(START)
+    entries = await read_to_end(await found(other, writer.stream_id))
+    assert numbers(entries) == list(range(1, 1001))
+    await stuck.aclose()
+    await running.ended()
 
 
 async def test_leases_that_ran_out_because_redis_was_away_cost_no_stream(

@@ -322,7 +322,7 @@ async def test_an_unknown_stream_is_none(place: Place) -> None:
     assert await running.find(new_id()) is None
     await reading.stop(new_id())
     assert await reading.take_over(new_id()) is None
-    assert not await running.readers_elsewhere(new_id())
+    assert await running.read_elsewhere(new_id()) is None
 
 
 async def test_a_log_expires_after_its_end_and_whoever_waits_is_told(place: Place) -> None:
@@ -379,7 +379,7 @@ async def test_no_more_streams_begin_than_the_limit_allows(place: Place) -> None
 
 async def test_no_stream_begins_above_the_limit_of_bytes_over_all(place: Place) -> None:
     running, _ = place.stores(Limits(total_bytes=10_000))
-    writer = await begun(running)
+    writer = await begun(running, request=b"")
     writer.append([Entry(1, 0, b"x" * 9_999)])
     other = await running.begin(new_id(), b"", BEGIN)
     assert other is not None
