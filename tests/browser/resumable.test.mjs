@@ -801,6 +801,8 @@ test("what onStatus throws after close() is not lost either", async () => {
 
 // -- answers that say no, or nothing -----------------------------------------------------------------
 
+const SILENCE = 400; // longer than any answer of this server takes on a busy machine
+
 const answered = (value, status = 200) => (response) =>
   response.writeHead(status, { "Content-Type": "application/json" }).end(JSON.stringify(value));
 const nothingNew = (response) => response.writeHead(204).end();
@@ -820,8 +822,8 @@ for (const [what, trouble, more] of [
   ["is refused for now", refused(503, { code: "resume_unavailable" }), {}],
   ["breaks", hangUp, {}],
   ["is answered with a page of HTML", (response) => response.writeHead(200).end("<p>Please log in"), {}],
-  ["is not answered", silent, { idleTimeout: 50 }],
-  ["is not answered to its end", hanging(200), { idleTimeout: 50 }],
+  ["is not answered", silent, { idleTimeout: SILENCE }],
+  ["is not answered to its end", hanging(200), { idleTimeout: SILENCE }],
 ]) {
   test(`if the question how a stream ended ${what}, it is asked again`, async () => {
     script = [nothingNew, trouble, nothingNew, answered({ state: "finished" })];
@@ -876,7 +878,7 @@ for (const [what, answer, expected] of [
   test(`standing() and stop() reject with a StreamError when the question ${what}`, async () => {
     for (const ask of [(stream) => stream.standing(), (stream) => stream.stop()]) {
       script = [answer];
-      await assert.rejects(ask(restored({ idleTimeout: 50 })), { name: "StreamError", ...expected });
+      await assert.rejects(ask(restored({ idleTimeout: SILENCE })), { name: "StreamError", ...expected });
     }
   });
 }
@@ -885,7 +887,7 @@ for (const status of [404, 503])
   test(`silence in the midst of a refusal (${status}) is a break like any other`, async () => {
     script = [streamed(words(1, 1), { then: "break" }), hanging(status), streamed(event(2, "[DONE]"))];
     const storage = new MemoryPlace();
-    const found = await read(asking({ key: "k", storage, idleTimeout: 50 }));
+    const found = await read(asking({ key: "k", storage, idleTimeout: SILENCE }));
     assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
     assert.equal(JSON.parse(storage.getItem("k")).last, 2);
   });
@@ -897,9 +899,9 @@ test("silence in the midst of the first refusal ends it; the first answer itself
 
   let answer;
   script = [(response) => void (answer = () => streamed(event(1, "[DONE]"))(response))];
-  const reading = read(asking({ idleTimeout: 20 }));
+  const reading = read(asking({ idleTimeout: SILENCE }));
   await until(() => answer);
-  await new Promise((resolve) => setTimeout(resolve, 80));
+  await new Promise((resolve) => setTimeout(resolve, SILENCE * 1.5));
   await answer();
   assert.deepEqual([(await reading).error, asked.length], [null, 2]);
 });
@@ -981,8 +983,7 @@ for (const [what, retry, headers, delay] of [
     const onStatus = ({ state, ...status }) => {
       if (state !== "reconnecting") return;
       delays.push(status.delay);
-      // The first wait is of no interest.
-      if (delays.length === 1 || status.delay === delay) setImmediate(() => online.dispatchEvent(new Event("online")));
+      if (status.delay === delay) setImmediate(() => online.dispatchEvent(new Event("online")));
     };
     const found = await read(asking({ online, onStatus, retry, random: () => 1 }));
     assert.deepEqual([found.error, found.ids, delays.length, delays[1]], [null, [1, 2], 2, delay]);
@@ -1047,12 +1048,16 @@ test("silence costs reconnects and no text, however long it lasts", async (t) =>
   const now = performance.now.bind(performance);
   let ahead = 0;
   t.mock.method(performance, "now", () => now() + ahead);
-  const silent = (response) => {
+  let connections = 0;
+  const still = (response) => {
     ahead += 100_000;
-    return streamed("", { then: "hold" })(response);
+    connections += 1;
+    script = [still];
+    return streamed(connections > 4 ? event(2, "[DONE]") : "", { then: "hold" })(response);
   };
-  script = [streamed(words(1, 1), { then: "hold" }), silent, silent, silent, silent, streamed(event(2, "[DONE]"))];
-  const found = await read(asking({ idleTimeout: 20, retry: { ...QUICK, cap: 1e9, total: 300_000 } }));
+  script = [streamed(words(1, 1), { then: "hold" }), still];
+  const found = await read(asking({ idleTimeout: SILENCE / 4, retry: { ...QUICK, cap: 1e9, total: 300_000 } }));
+  script = [];
   assert.deepEqual([found.error, found.ids], [null, [1, 2]]);
 });
 
