@@ -56,7 +56,7 @@ class Generation:
         self._given_up: State | None = None
         self._let_go = False
         self._failed = False
-        self._alone_since = 0.0
+        self._read_at = 0.0  # by anybody, as far as is known
         self._overtakes_until = 0.0  # readers here are not waited for
         self._is_started = False
 
@@ -162,12 +162,16 @@ class Generation:
         (_detached.add if is_detached else _detached.discard)(self.writer.stream_id)
         _note()
         if is_detached:
-            self._alone_since = time.monotonic()
-            # Nobody can come back to a process that stops, and that alone has the log.
-            grace = 0.0 if _stopping and not self.writer.is_shared else self._grace
-            self._wait(
-                grace if self._is_started else max(grace, ASKING_SECONDS)
-            )  # the first reader is on its way
+            self._read_at = time.monotonic()
+            grace = 0.0 if self._is_last_chance else self._grace
+            if not self._is_started:  # its first reader is on the way
+                grace = max(grace, ASKING_SECONDS)
+            self._wait(grace)
+
+    @property
+    def _is_last_chance(self) -> bool:
+        """Nobody can come back to a process that stops, and that alone has the log."""
+        return _stopping and not self.writer.is_shared
 
     def _wait(self, seconds: float) -> None:
         self._patience = asyncio.get_running_loop().call_later(seconds, self._grace_is_over)
@@ -190,12 +194,15 @@ class Generation:
             seen = await self._store.read_elsewhere(self.writer.stream_id)
         except StoreAway:
             self._question = None
-            if time.monotonic() - self._alone_since < self._grace + UNKNOWN_SECONDS:
+            alone = time.monotonic() - self._read_at
+            if alone < self._grace + UNKNOWN_SECONDS and not self._is_last_chance:
                 self._wait(ASKING_SECONDS)
             else:
                 self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
             return
         self._question = None
+        if seen is not None:
+            self._read_at = time.monotonic() - seen
         if seen == 0:
             self._wait(max(self._grace, ASKING_SECONDS))
         elif seen is not None and seen < self._grace:

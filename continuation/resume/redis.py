@@ -225,15 +225,14 @@ class RedisStore:
             if claimed is None or claimed.owner != self.owner or claimed.epoch != epoch:
                 return None
             return await self._load(stream_id, claimed)
-        except Unreadable:
-            self._on_missed("unreadable")
-            await self._release(stream_id, epoch)
-            return None
-        except BaseException:
+        except BaseException as trouble:
             self._doubtful[stream_id] = epoch, RELEASED_TIMES
             with suppress(StoreAway):
                 await self._release(stream_id, epoch)
-            raise
+            if not isinstance(trouble, Unreadable):
+                raise
+            self._on_missed("unreadable")
+            return None
 
     async def _release(self, stream_id: str, epoch: int) -> None:
         await self._lines.ask(call(RELEASE, (keys_of(stream_id).meta,), self.owner, epoch))

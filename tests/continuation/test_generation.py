@@ -422,6 +422,27 @@ async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.asked == 1
 
 
+async def test_time_in_which_one_read_elsewhere_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that was, a store that is away then is given its time."""
+    monkeypatch.setattr(generation, "UNKNOWN_SECONDS", 1.5)
+    store = Elsewhere()
+    store.answers = [0.0, 0.0, StoreAway("away")]
+    run = Run(Body(*SAID), grace=0.0, store=store)
+    assert await run.ended() is State.ABANDONED
+    assert store.asked == 4
+
+
+async def test_nor_is_it_waited_for_by_a_process_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Elsewhere()
+    store.answers = [StoreAway("away")]
+    run = Run(Body(*SAID), store=store)
+    await run.has(2)
+    monkeypatch.setattr(generation, "_stopping", True)
+    run.generation.look_after()
+    assert await run.ended() is State.ABANDONED
+    assert store.asked == 1
+
+
 async def test_the_first_reader_may_take_a_moment_however_short_the_grace() -> None:
     run = Run(Body(*SAID), grace=0.0)
     await asyncio.sleep(0.3)
