@@ -58,7 +58,6 @@ class Generation:
         self._failed = False
         self._read_at = 0.0  # by anybody, as far as is known
         self._overtakes_until = 0.0  # readers here are not waited for
-        self._is_started = False
 
     def start(self) -> None:
         self.relay.on_continuation = self.writer.leg2_begins
@@ -69,8 +68,7 @@ class Generation:
         name = f"generation of {self.relay.splice.request_id}"
         self._task = asyncio.create_task(self._run(), name=name)
         _running[self.writer.stream_id] = self
-        self.look_after()
-        self._is_started = True
+        self.look_after(least=ASKING_SECONDS)  # its first reader is on the way
 
     async def _run(self) -> None:
         try:
@@ -155,18 +153,15 @@ class Generation:
 
     # -- the grace ---------------------------------------------------------------------------------
 
-    def look_after(self) -> None:
-        """Readers have come or gone, or the process stops."""
+    def look_after(self, least: float = 0.0) -> None:
+        """Readers have come or gone, or the process stops. least: seconds, however short the grace."""
         self._stop_waiting()
         is_detached = self.log.reader_count == 0
         (_detached.add if is_detached else _detached.discard)(self.writer.stream_id)
         _note()
         if is_detached:
             self._read_at = time.monotonic()
-            grace = 0.0 if self._is_last_chance else self._grace
-            if not self._is_started:  # its first reader is on the way
-                grace = max(grace, ASKING_SECONDS)
-            self._wait(grace)
+            self._wait(max(least, 0.0 if self._is_last_chance else self._grace))
 
     @property
     def _is_last_chance(self) -> bool:
@@ -190,29 +185,30 @@ class Generation:
         )
 
     async def _give_up_unless_read(self) -> None:
-        try:
-            seen = await self._store.read_elsewhere(self.writer.stream_id)
-        except StoreAway:
-            self._question = None
-            alone = time.monotonic() - self._read_at
-            if alone < self._grace + UNKNOWN_SECONDS and not self._is_last_chance:
-                self._wait(ASKING_SECONDS)
-            else:
-                self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
-            return
+        left = await self._grace_left()
         self._question = None
-        if seen is not None:
-            self._read_at = time.monotonic() - seen
-        if seen == 0:
-            self._wait(max(self._grace, ASKING_SECONDS))
-        elif seen is not None and seen < self._grace:
-            self._wait(self._grace - seen)
+        if left > 0.0:
+            self._wait(left)
         else:
             self._give_up(State.ABANDONED, Reason.CLIENT_GONE)
+
+    async def _grace_left(self) -> float:
+        """Seconds after which readers elsewhere have to be asked about again."""
+        try:
+            seen = await self._store.read_elsewhere(self.writer.stream_id)
+        except StoreAway:  # which must not end a stream that is read there
+            unread = time.monotonic() - self._read_at
+            waits = unread < self._grace + UNKNOWN_SECONDS and not self._is_last_chance
+            return ASKING_SECONDS if waits else 0.0
+        if seen is None:
+            return 0.0
+        self._read_at = time.monotonic() - seen
+        return self._grace - seen if seen else max(self._grace, ASKING_SECONDS)
 
     # -- readers who take nothing ------------------------------------------------------------------
 
     async def _make_room(self, coming: int) -> None:
+        """Wait for the readers here; but where they take nothing and one reads elsewhere, they are overtaken."""
         if self.log.has_room(coming):
             self._overtakes_until = 0.0
             return

@@ -43,9 +43,8 @@ class HotLog:
         self.last = 0
         self.bytes = 0
         self.gone = False  # expired, or another process's by now
-        self.certain: Cursor | None = (
-            None  # of one that has been lost: up to where the other process has the same
-        )
+        # Of one that has been lost: up to where the other process has the same.
+        self.certain: Cursor | None = None
         self.readers_changed: Callable[[], None] | None = None
         self._held = held
         self._gated = gated

@@ -60,9 +60,8 @@ class Reading:
         self._log = log
         self._reader: Reader | None = None
         self._open = b""  # the newest byte, where more of its event is to come
-        self._is_over = (
-            False  # the last event has been told, and there is no block that a comment could belong to
-        )
+        # The last event has been told, and there is no block that a comment could belong to.
+        self._is_over = False
         self._leaving = False
         self._is_lost = False
         self._away_since = 0.0

@@ -9,7 +9,7 @@ from selenium.webdriver import Chrome
 from tests.browser.conftest import DELAY_MS, SCALE, GatewayFor
 from tests.browser.engines import Engine
 from tests.browser.line import Line
-from tests.browser.playing import Playground, assert_whole
+from tests.browser.playing import Playground, Shown, assert_whole
 
 PlaygroundAt = Callable[[str], Playground]
 OFFLINE_SECONDS = 5.0
@@ -252,20 +252,35 @@ def test_under_serve_an_answer_survives_all_of_it_together(
     assert set(shown.leg2) - set(shown.replayed)
 
 
+AUTHORIZATION = "Bearer only-for-tests"
+
+
+def asked_with_authorization(page: Playground, question: str) -> None:
+    page.enter(authorization=AUTHORIZATION)
+    page.ask(question)
+    page.wait_for_events(20)
+
+
+def reload_to_be_asked_for_it(page: Playground) -> Shown:
+    page.reload()
+    return page.wait_for(lambda shown: shown.has_logged("enter its authorization"), "the question")
+
+
+def go_on_with(page: Playground, authorization: str) -> None:
+    page.enter(authorization=authorization)
+    page.press("go-on")
+
+
 def test_with_an_authorization_a_reloaded_page_asks_for_it_once_more(
     gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
 ) -> None:
     page = playground(gateway().url)
-    page.enter(authorization="Bearer only-for-tests")
-    page.ask("Who asks?")
-    page.wait_for_events(20)
-    page.reload()
-    shown = page.wait_for(lambda shown: shown.has_logged("enter its authorization"), "the question")
+    asked_with_authorization(page, "Who asks?")
+    shown = reload_to_be_asked_for_it(page)
     kept: str = page.browser.execute_script("return JSON.stringify({...sessionStorage, ...localStorage})")
-    assert "only-for-tests" not in kept
+    assert AUTHORIZATION.split()[1] not in kept
     assert shown.ids == []
-    page.enter(authorization="Bearer only-for-tests")
-    page.press("go-on")
+    go_on_with(page, AUTHORIZATION)
     assert_whole(page.wait_for_end(), oracle.ask("Who asks?"))
 
 
@@ -273,16 +288,11 @@ def test_a_wrong_authorization_after_a_reload_loses_nothing(
     gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
 ) -> None:
     page = playground(gateway().url)
-    page.enter(authorization="Bearer only-for-tests")
-    page.ask("Who mistypes?")
-    page.wait_for_events(20)
-    page.reload()
-    page.wait_for(lambda shown: shown.has_logged("enter its authorization"), "the question")
-    page.enter(authorization="Bearer onyl-for-tests")
-    page.press("go-on")
+    asked_with_authorization(page, "Who mistypes?")
+    reload_to_be_asked_for_it(page)
+    go_on_with(page, "Bearer onyl-for-tests")
     page.wait_for(lambda shown: shown.has_logged("404"), "the refusal")
-    page.enter(authorization="Bearer only-for-tests")
-    page.press("go-on")
+    go_on_with(page, AUTHORIZATION)
     page.wait_for(lambda shown: shown.state in ("live", "replaying", "done"), "the way back")
     assert_whole(page.wait_for_end(), oracle.ask("Who mistypes?"))
 
@@ -291,9 +301,7 @@ def test_an_authorization_that_is_entered_for_the_next_question_is_not_used_for_
     gateway: GatewayFor, playground: PlaygroundAt, oracle: Engine
 ) -> None:
     page = playground(gateway().url)
-    page.enter(authorization="Bearer only-for-tests")
-    page.ask("Who is next?")
-    page.wait_for_events(20)
+    asked_with_authorization(page, "Who is next?")
     page.enter(authorization="Bearer of-another")
     page.press("break-engine")
     page.wait_for(lambda shown: shown.has_logged("has been broken off"), "the gateway's word")

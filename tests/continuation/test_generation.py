@@ -405,31 +405,23 @@ async def test_the_grace_counts_from_when_one_was_last_seen_there() -> None:
     assert store.asked == 2
 
 
-async def test_a_store_that_cannot_say_is_asked_again() -> None:
+@pytest.mark.parametrize(
+    ("unknown_seconds", "answers", "asked"),
+    [
+        (60.0, [StoreAway(), StoreAway()], 3),
+        (0.5, [StoreAway()] * 9, 1),  # not for ever
+        (1.5, [0.0, 0.0, StoreAway()], 4),  # the time in which one read elsewhere counts for nothing
+    ],
+)
+async def test_a_store_that_cannot_say_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, unknown_seconds: float, answers: list[float | StoreAway], asked: int
+) -> None:
+    monkeypatch.setattr(generation, "UNKNOWN_SECONDS", unknown_seconds)
     store = Elsewhere()
-    store.answers = [StoreAway("away"), StoreAway("away")]
+    store.answers = [*answers]
     run = Run(Body(*SAID), grace=0.0, store=store)
     assert await run.ended() is State.ABANDONED
-    assert store.asked == 3
-
-
-async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "UNKNOWN_SECONDS", 0.5)
-    store = Elsewhere()
-    store.answers = [StoreAway("away")] * 9
-    run = Run(Body(*SAID), grace=0.0, store=store)
-    assert await run.ended() is State.ABANDONED
-    assert store.asked == 1
-
-
-async def test_time_in_which_one_read_elsewhere_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long that was, a store that is away then is given its time."""
-    monkeypatch.setattr(generation, "UNKNOWN_SECONDS", 1.5)
-    store = Elsewhere()
-    store.answers = [0.0, 0.0, StoreAway("away")]
-    run = Run(Body(*SAID), grace=0.0, store=store)
-    assert await run.ended() is State.ABANDONED
-    assert store.asked == 4
+    assert store.asked == asked
 
 
 async def test_nor_is_it_waited_for_by_a_process_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from continuation.resume import generation, mirror, remote
 from continuation.resume.lines import Command
 from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
 from continuation.resume.redis import RELEASED_TIMES, RedisStore
-from continuation.resume.scripts import CLAIM, keys_of, lease_of
+from continuation.resume.scripts import CLAIM, RELEASE, keys_of, lease_of
 from continuation.splice import Phase
 from tests.harness.gateway import ROOT
 from tests.harness.redis import RedisServer
@@ -537,12 +537,17 @@ async def test_a_claim_whose_answer_does_not_come_is_let_go_of(
     store, other = opened(redis_server), opened(redis_server)
     async with owner(redis_server, streams=1, first=3, seconds=30) as process:
         (stream_id,) = process.streams
-    ask, claims = store._lines.ask, 0
+    ask, claims, releases = store._lines.ask, 0, 0
 
     async def slow(*commands: Command, **options: Any) -> list[Any]:
-        nonlocal claims
+        """The first release comes to Redis before the claim, and changes nothing."""
+        nonlocal claims, releases
+        if RELEASE.sha in commands[0]:
+            releases += 1
+            if releases == 1:
+                return [b"ok"]
         answers = await ask(*commands, **options)
-        if len(commands) == 1 and CLAIM.sha in commands[0]:
+        if CLAIM.sha in commands[0]:
             claims += 1
             raise StoreAway("Redis does not answer in time")
         return answers
@@ -554,8 +559,12 @@ async def test_a_claim_whose_answer_does_not_come_is_let_go_of(
             await store.take_over(stream_id)
         return claims == 1
 
+    async def is_orphaned() -> bool:
+        return await state(other, stream_id) is State.INTERRUPTED
+
     await until(is_tried)
-    assert await state(other, stream_id) is State.INTERRUPTED
+    assert await state(other, stream_id) is State.RUNNING
+    await until(is_orphaned)
     taken_ = await taken_over(other, stream_id)
     await asyncio.sleep(RELEASED_TIMES + 1.5)  # nor is what another one has claimed since let go of
     assert await state(store, stream_id) is State.RUNNING

@@ -43,6 +43,7 @@ from tests.harness.upstream import (
 from tests.harness.upstream import (
     whole as whole_body,
 )
+from tests.resume.streams import until
 from tests.resume_client.scripted import (
     BODY,
     RECORDED,
@@ -694,7 +695,7 @@ async def test_closing_ends_the_wait_of_another_task(upstream: Upstream) -> None
     async with astream_chat(upstream.url, BODY) as stream:
         assert (await anext(stream)).id == 1
         rest = asyncio.create_task(all_of(stream))
-        await asyncio.sleep(0)  # it waits now
+        await until(lambda: stream._reads and stream._reads.ag_running)
         connection = upstream.requests[0].connection
         await stream.aclose()
         assert await asyncio.wait_for(rest, 10) == []
