@@ -242,6 +242,7 @@ class Writer:
         pause, failures = self._first_retry, 0
         strikes: Counter[int] = Counter()
         while batch and not self._stopped:
+            flushes = self._flushes
             try:
                 if failures >= PATIENCE or not self._write_at_once(batch):
                     self._write_row_by_row(batch, strikes)
@@ -250,7 +251,7 @@ class Writer:
                 if failures == 1:
                     logger.warning("the audit cannot be written now, trying again: %s", _brief(trouble))
                 _close_connection()
-                pause = self._rest(pause)
+                pause = self._rest(pause, flushes)
                 batch += self._take(BATCH_ROWS - len(batch))
         if failures and not batch:
             logger.info("the audit is written again")
@@ -296,10 +297,9 @@ class Writer:
         if failed and batch:
             raise failed[-1][1]
 
-    def _rest(self, pause: float) -> float:
-        """Wait that long, or until somebody wants to flush; the length of the next pause."""
+    def _rest(self, pause: float, flushes: int) -> float:
+        """Wait that long, or until more than `flushes` have been asked for; the length of the next pause."""
         with self._changed:
-            flushes = self._flushes
             hurried = self._changed.wait_for(lambda: self._flushes != flushes or self._stopped, pause)
         return self._first_retry if hurried else min(pause * 2, LAST_RETRY_SECONDS)
 
