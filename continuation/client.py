@@ -90,11 +90,17 @@ class Upstream:
 
 
 async def open_upstream(
-    base: str, method: str, target: bytes, headers: RawHeaders, body: bytes | AsyncIterable[bytes] | None
+    base: str,
+    method: str,
+    target: bytes,
+    headers: RawHeaders,
+    body: bytes | AsyncIterable[bytes] | None,
+    apart: bool = False,
 ) -> Upstream:
     """Send a request and wait for the headers of its answer. Raises httpx.HTTPError.
 
     `target` is the path and query as the client sent them; `base` may have a path of its own, which comes before.
+    apart: see AiohttpTransport; for requests that follow a failure.
     """
     url = httpx.URL(base)
     prefix = url.raw_path.rstrip(b"/")
@@ -103,7 +109,7 @@ async def open_upstream(
         url.copy_with(raw_path=prefix or b"/"),
         headers=headers,
         content=body,
-        extensions={"target": prefix + target},
+        extensions={"target": prefix + target, "apart": apart},
     )
     answer = await shared().send(request, stream=True)
     return Upstream(answer.status_code, list(answer.headers.raw), answer.extensions["body"])

@@ -71,7 +71,7 @@ def relay_for(splice: Splice, origin: Origin, upstream: Upstream | None, keepali
 
     async def post(path: str, body: bytes) -> Upstream:
         url = settings.CONTINUATION_URL
-        return await open_upstream(url, "POST", path.encode(), origin.leg2_headers, body)
+        return await open_upstream(url, "POST", path.encode(), origin.leg2_headers, body, apart=True)
 
     async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
         if isinstance(action, OpenTokens):

@@ -127,29 +127,38 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     def __init__(self, *, limit: int, connect_timeout: float) -> None:
         self._limit = limit
         self._timeout = aiohttp.ClientTimeout(sock_connect=connect_timeout)
+        self._tls: ssl.SSLContext | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The extension "target", bytes, is sent as the request target in place of the URL's own."""
+        """The extension "target", bytes, is sent as the request target in place of the URL's own.
+
+        With the extension "apart" the request takes no connection that served one without, nor one on which a stream
+        has ended: an engine that fails in an orderly way ends its answers cleanly, and their connections just after.
+        """
+        apart = bool(request.extensions.get("apart"))
         with _as_httpx_errors(request):
-            answer = await self._send(request)
+            answer = await self._send(request, apart)
+        if apart and answer.content_type == "text/event-stream" and answer.connection is not None:
+            assert answer.connection.protocol is not None
+            answer.connection.protocol.force_close()
         body = Body(answer, request)
         return httpx.Response(
             answer.status, headers=answer.raw_headers, stream=body, extensions={"body": body}
         )
 
-    async def _send(self, request: httpx.Request) -> aiohttp.ClientResponse:
+    async def _send(self, request: httpx.Request, apart: bool) -> aiohttp.ClientResponse:
         """A kept connection may close just as it is taken: nothing was answered then, and a new one is tried."""
         data = _data(request)
         try:
-            return await self._send_once(request, data)
+            return await self._send_once(request, data, apart)
         except aiohttp.ClientConnectionResetError:
             if not isinstance(data, bytes | None):
                 raise
-        return await self._send_once(request, data)
+        return await self._send_once(request, data, apart)
 
     async def _send_once(
-        self, request: httpx.Request, data: bytes | AsyncIterator[bytes] | None
+        self, request: httpx.Request, data: bytes | AsyncIterator[bytes] | None, apart: bool
     ) -> aiohttp.ClientResponse:
         return await self._open_session().request(
             request.method,
@@ -157,6 +166,9 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             headers=[(name.decode("ascii"), _text(value)) for name, value in _sendable(request)],
             data=data,
             allow_redirects=False,
+            ssl=self._tls
+            if apart and self._tls
+            else True,  # the same either way, but connections are kept by what stands here
         )
 
     async def __aenter__(self) -> Self:
@@ -170,8 +182,9 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
+            self._tls = ssl.create_default_context()
             connector = aiohttp.TCPConnector(
-                limit=self._limit, keepalive_timeout=KEEPALIVE_SECONDS, ssl=ssl.create_default_context()
+                limit=self._limit, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._tls
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,

@@ -534,6 +534,30 @@ def test_the_first_leg_is_released_before_the_second_begins(
     one_whole_answer(stream, reasoning="", content="ab", like=VLLM)
 
 
+def test_leg_2_takes_no_connection_on_which_a_stream_has_ended(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat
+) -> None:
+    """An engine that is told to stop ends its answers in good order, and then their connections."""
+    one = gateway()
+    for _ in range(2):
+        stream = broken(
+            one,
+            upstream,
+            chat,
+            ERROR_EVENT,
+            ENGINES[0],
+            reasoning=[],
+            content=["a"],
+            then=[VLLM_LEG2.content("b")],
+            asked=body(),
+        )
+        one_whole_answer(stream, reasoning="", content="ab", like=VLLM)
+        leg1, second = upstream.requests
+        assert leg1.connection in upstream.connections, "else there was nothing to take"
+        assert second.connection.served == 1
+        second.connection.wait_closed_by_peer()
+
+
 def test_leg_2_has_no_idle_stop(gateway: GatewayFor, upstream: Upstream, chat: Chat) -> None:
     one = gateway(**QUICK)
     silence: list[Step] = [Pause(0.9), VLLM_LEG2.content("b"), Pause(0.9), *ended(VLLM_LEG2)]
