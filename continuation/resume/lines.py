@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Generator, Sequence
+import math
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -21,9 +22,17 @@ logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 1.0
 ASK_SECONDS = 1.0
-# Connections for questions that are kept open, and that are open at the same time.
-IDLE_LINES = 4
+# A question waits for its turn while Redis answers others, for so long.
+TURN_SECONDS = 10.0
+# Connections for questions: open at the same time, and kept open for good; others are closed when unused for so long.
 ASKING_LINES = 16
+IDLE_LINES = 4
+IDLE_SECONDS = 10.0
+# Turns of the event loop in which an answer that is there gets to whoever waits for it.
+TURNS = 6
+# How often in its time a wait looks whether the loop is held up, and how late that look is if so.
+LOOKS = 4
+LATE_SECONDS = 0.02
 
 Value = str | bytes | int
 Command = tuple[Value, ...]
@@ -43,6 +52,47 @@ def _translated() -> Generator[None]:
         raise StoreAway(f"{type(error).__name__}: {error}") from error
 
 
+class _Patience:
+    """A block that must end within so many seconds of the last sign of life, which is the block's beginning unless
+    `heard` tells a later time, and within `most` seconds in all. Else TimeoutError.
+
+    Time for which the event loop was held up does not count: answers may lie there unread."""
+
+    def __init__(
+        self, seconds: float, heard: Callable[[], float] = lambda: 0.0, most: float = math.inf
+    ) -> None:
+        self._seconds, self._heard, self._most = seconds, heard, most
+        self._limit = asyncio.timeout(None)
+        self._held_up = 0.0
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        await self._limit.__aenter__()
+        self._look_in(self._seconds, TURNS)
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self._timer.cancel()
+        await self._limit.__aexit__(*raised)
+
+    def _look_in(self, seconds: float, turns: int) -> None:
+        delay = min(seconds, self._seconds / LOOKS)
+        self._timer = self._loop.call_at(self._loop.time() + delay, self._look, turns)
+
+    def _look(self, turns: int) -> None:
+        now = self._loop.time()
+        if (late := now - self._timer.when()) > LATE_SECONDS:
+            self._held_up += late
+        until = min(max(self._began, self._heard()) + self._seconds, self._began + self._most)
+        left = until + self._held_up - now
+        if left > 0:
+            self._look_in(left, TURNS)
+        elif turns:
+            self._look_in(0.0, turns - 1)
+        else:
+            self._limit.reschedule(now)
+
+
 class Line:
     """One connection. Closed after any trouble, and after a question whose answer was not waited for."""
 
@@ -52,7 +102,7 @@ class Line:
     async def open(self) -> None:
         try:
             with _translated():
-                async with asyncio.timeout(CONNECT_SECONDS):
+                async with _Patience(CONNECT_SECONDS):
                     await self._connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             await self.aclose()
@@ -79,7 +129,7 @@ class Line:
     async def _ask(self, commands: Sequence[Command], seconds: float) -> list[Any]:
         connection = self._connection
         with _translated():
-            async with asyncio.timeout(seconds):
+            async with _Patience(seconds):
                 packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
                 await connection.send_packed_command(packed, check_health=False)
                 answers: list[Any] = []
@@ -116,7 +166,8 @@ class Lines:
         }
         if not issubclass(self._pool.connection_class, UnixDomainSocketConnection):
             self._pool.connection_kwargs["socket_keepalive"] = True
-        self._idle: list[Line] = []
+        self._idle: list[tuple[Line, float]] = []  # since when; the first one for longest
+        self._heard_at = 0.0
         self._places = asyncio.Semaphore(ASKING_LINES)
         self._is_closed = False
 
@@ -129,20 +180,31 @@ class Lines:
         return line
 
     async def ask(self, *commands: Command, seconds: float = ASK_SECONDS) -> list[Any]:
-        """Raises StoreAway after `seconds` at the latest."""
+        """Raises StoreAway `seconds` after Redis should have answered; no question is asked before its turn."""
         with _translated():
-            async with asyncio.timeout(seconds), self._places:
-                while self._idle:  # such a one may have been cut off meanwhile: then the next one says
-                    with suppress(StoreAway):
-                        return await self._asked(self._idle.pop(), commands, seconds)
-                return await self._asked(await self.open(), commands, seconds)
+            async with _Patience(seconds, lambda: self._heard_at, TURN_SECONDS):
+                await self._places.acquire()
+            try:
+                async with _Patience(seconds):
+                    return await self._asked(commands, seconds)
+            finally:
+                self._places.release()
 
-    async def _asked(self, line: Line, commands: Sequence[Command], seconds: float) -> list[Any]:
+    async def _asked(self, commands: Sequence[Command], seconds: float) -> list[Any]:
+        while self._idle:  # such a one may have been cut off meanwhile: then the next one says
+            with suppress(StoreAway):
+                return await self._asked_on(self._idle.pop()[0], commands, seconds)
+        return await self._asked_on(await self.open(), commands, seconds)
+
+    async def _asked_on(self, line: Line, commands: Sequence[Command], seconds: float) -> list[Any]:
         answers = await line.ask(commands, seconds)
-        if self._is_closed or len(self._idle) >= IDLE_LINES:
+        self._heard_at = now = asyncio.get_running_loop().time()
+        if len(self._idle) >= IDLE_LINES and self._idle[0][1] < now - IDLE_SECONDS:
+            await self._idle.pop(0)[0].aclose()
+        if self._is_closed:
             await line.aclose()
         else:
-            self._idle.append(line)
+            self._idle.append((line, now))
         return answers
 
     @asynccontextmanager
@@ -157,4 +219,4 @@ class Lines:
     async def aclose(self) -> None:
         self._is_closed = True
         while self._idle:
-            await self._idle.pop().aclose()
+            await self._idle.pop()[0].aclose()

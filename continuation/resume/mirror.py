@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from continuation.resume.hot import Held, HotLog
-from continuation.resume.lines import Command, Line, Lines, Value, call
+from continuation.resume.lines import TURNS, Command, Line, Lines, Value, call
 from continuation.resume.log import Cursor, Entry, Limits, State, StoreAway
 from continuation.resume.scripts import (
     APPEND,
@@ -58,8 +58,6 @@ CREATED_SECONDS = 15.0
 STEADY_SECONDS = 2.0
 # What Redis says of a key that holds something else. It is one stream's trouble, and no reason to leave all others.
 SPOILT = "WRONGTYPE"
-# Turns of the event loop in which an answer that is there gets to whoever waits for it.
-TURNS = 6
 
 _ZERO: Cursor = (0, 0)
 

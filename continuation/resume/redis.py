@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from continuation.resume.hot import Held, HotLog, HotWriter
-from continuation.resume.lines import Lines, call
+from continuation.resume.lines import TURNS, Lines, call
 from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
-from continuation.resume.mirror import HOUSEKEEPING_SECONDS, TURNS, Kept, Mirror
+from continuation.resume.mirror import HOUSEKEEPING_SECONDS, Kept, Mirror
 from continuation.resume.remote import (
     MARKED_SECONDS,
     Following,
