@@ -199,13 +199,17 @@ class Lines:
     async def _asked_on(self, line: Line, commands: Sequence[Command], seconds: float) -> list[Any]:
         answers = await line.ask(commands, seconds)
         self._heard_at = now = asyncio.get_running_loop().time()
-        if len(self._idle) >= IDLE_LINES and self._idle[0][1] < now - IDLE_SECONDS:
-            await self._idle.pop(0)[0].aclose()
         if self._is_closed:
             await line.aclose()
         else:
             self._idle.append((line, now))
         return answers
+
+    async def close_unused(self) -> None:
+        """Those that a rush has left."""
+        unused_since = asyncio.get_running_loop().time() - IDLE_SECONDS
+        while len(self._idle) > IDLE_LINES and self._idle[0][1] < unused_since:
+            await self._idle.pop(0)[0].aclose()
 
     @asynccontextmanager
     async def line(self) -> AsyncGenerator[Line]:

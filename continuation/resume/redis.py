@@ -331,6 +331,7 @@ class RedisStore:
     async def _show_readers(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            await self._lines.close_unused()
             with suppress(StoreAway):
                 await self._following.show_readers()
                 await self._release_doubtful()

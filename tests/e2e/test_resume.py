@@ -50,7 +50,7 @@ WITH_USAGE = {"stream_options": {"include_usage": True}}
 BATCH = 20
 
 
-GRACE, TTL, KEPT = 1.0, 3.0, 200
+GRACE, TTL, KEPT = 1.0, 5.0, 200
 HASTY = {
     "RESUME_GRACE_SECONDS": str(GRACE),
     "RESUME_TTL_SECONDS": str(TTL),

@@ -81,9 +81,11 @@ async def test_connections_that_a_rush_has_opened_are_closed_in_time(
 ) -> None:
     await asyncio.gather(*(asked.ask(LONG) for _ in range(lines.ASKING_LINES + 5)))
     assert len(asked._idle) == lines.ASKING_LINES
+    await asked.close_unused()
+    assert len(asked._idle) == lines.ASKING_LINES
     monkeypatch.setattr(lines, "IDLE_SECONDS", 0.0)
-    for _ in range(lines.ASKING_LINES):
-        await asked.ask(("PING",))
+    await asked.close_unused()
     assert len(asked._idle) == lines.IDLE_LINES
+    assert await asked.ask(("PING",)) == [b"PONG"]
     await asked.aclose()
     assert asked._idle == []
