@@ -100,7 +100,7 @@ async def open_upstream(
     """Send a request and wait for the headers of its answer. Raises httpx.HTTPError.
 
     `target` is the path and query as the client sent them; `base` may have a path of its own, which comes before.
-    apart: see AiohttpTransport; for requests that follow a failure.
+    apart: on a connection of its own, for a request that follows a failure.
     """
     url = httpx.URL(base)
     prefix = url.raw_path.rstrip(b"/")

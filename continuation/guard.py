@@ -12,7 +12,7 @@ from continuation.client import Upstream, open_upstream
 from continuation.http import RawHeaders, with_headers
 from continuation.plan import Choice, Guarded
 from continuation.relay import Relay
-from continuation.render_generate import open_tokens
+from continuation.render_generate import DERENDER, open_tokens
 from continuation.splice import OpenLeg, OpenTokens, Options, Splice
 from continuation.usage import Estimator
 
@@ -71,7 +71,8 @@ def relay_for(splice: Splice, origin: Origin, upstream: Upstream | None, keepali
 
     async def post(path: str, body: bytes) -> Upstream:
         url = settings.CONTINUATION_URL
-        return await open_upstream(url, "POST", path.encode(), origin.leg2_headers, body, apart=True)
+        apart = path != DERENDER  # which is asked over and over, while the generation runs
+        return await open_upstream(url, "POST", path.encode(), origin.leg2_headers, body, apart)
 
     async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
         if isinstance(action, OpenTokens):

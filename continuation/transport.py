@@ -10,10 +10,12 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
 import aiohttp
+import aiohttp.connector
 import httpx
 from aiohttp.http import HttpProcessingError
 from yarl import URL
@@ -121,72 +123,86 @@ def _noticed(lost: asyncio.Future[None]) -> None:
         lost.exception()
 
 
+class _AnswerApart(aiohttp.ClientResponse):
+    """Its connection is not kept, even if it has come to its end before anybody looks at it."""
+
+    async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        if connection.protocol is not None:
+            connection.protocol.force_close()
+        return await super().start(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """Two that share their connections, and so the limit of these. tls: the context of both."""
+
+    usual: aiohttp.ClientSession
+    apart: aiohttp.ClientSession
+    tls: ssl.SSLContext
+
+
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """limit is the most connections open at a time, 0 for no limit; connect_timeout is in seconds."""
 
     def __init__(self, *, limit: int, connect_timeout: float) -> None:
         self._limit = limit
         self._timeout = aiohttp.ClientTimeout(sock_connect=connect_timeout)
-        self._tls: ssl.SSLContext | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: _Sessions | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The extension "target", bytes, is sent as the request target in place of the URL's own.
 
-        With the extension "apart" the request takes no connection that served one without, nor one on which a stream
-        has ended: an engine that fails in an orderly way ends its answers cleanly, and their connections just after.
+        With the extension "apart" the request has a connection to itself, which has served no other and serves no
+        other: an engine that fails in good order ends its answers cleanly, and their connections just after.
         """
-        apart = bool(request.extensions.get("apart"))
         with _as_httpx_errors(request):
-            answer = await self._send(request, apart)
-        if apart and answer.content_type == "text/event-stream" and answer.connection is not None:
-            assert answer.connection.protocol is not None
-            answer.connection.protocol.force_close()
+            answer = await self._send(request)
         body = Body(answer, request)
         return httpx.Response(
             answer.status, headers=answer.raw_headers, stream=body, extensions={"body": body}
         )
 
-    async def _send(self, request: httpx.Request, apart: bool) -> aiohttp.ClientResponse:
+    async def _send(self, request: httpx.Request) -> aiohttp.ClientResponse:
         """A kept connection may close just as it is taken: nothing was answered then, and a new one is tried."""
         data = _data(request)
         try:
-            return await self._send_once(request, data, apart)
+            return await self._send_once(request, data)
         except aiohttp.ClientConnectionResetError:
             if not isinstance(data, bytes | None):
                 raise
-        return await self._send_once(request, data, apart)
+        return await self._send_once(request, data)
 
     async def _send_once(
-        self, request: httpx.Request, data: bytes | AsyncIterator[bytes] | None, apart: bool
+        self, request: httpx.Request, data: bytes | AsyncIterator[bytes] | None
     ) -> aiohttp.ClientResponse:
-        return await self._open_session().request(
+        sessions = self._open_sessions()
+        apart = bool(request.extensions.get("apart"))
+        session = sessions.apart if apart else sessions.usual
+        return await session.request(
             request.method,
             _url(request),
             headers=[(name.decode("ascii"), _text(value)) for name, value in _sendable(request)],
             data=data,
             allow_redirects=False,
-            ssl=self._tls
-            if apart and self._tls
-            else True,  # the same either way, but connections are kept by what stands here
+            ssl=sessions.tls if apart else True,  # connections are kept by what is named here
         )
 
     async def __aenter__(self) -> Self:
-        self._open_session()
+        self._open_sessions()
         return self
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            await sessions.apart.close()
+            await sessions.usual.close()
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._tls = ssl.create_default_context()
-            connector = aiohttp.TCPConnector(
-                limit=self._limit, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._tls
-            )
-            self._session = aiohttp.ClientSession(
+    def _open_sessions(self) -> _Sessions:
+        if self._sessions is None:
+            tls = ssl.create_default_context()
+            connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls)
+            session = partial(
+                aiohttp.ClientSession,
                 connector=connector,
                 timeout=self._timeout,
                 auto_decompress=False,
@@ -196,7 +212,9 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 max_line_size=HEADER_BYTES,
                 max_field_size=HEADER_BYTES,
             )
-        return self._session
+            apart = session(response_class=_AnswerApart, connector_owner=False)
+            self._sessions = _Sessions(session(), apart, tls)
+        return self._sessions
 
 
 def _url(request: httpx.Request) -> URL:
