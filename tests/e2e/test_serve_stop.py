@@ -19,8 +19,9 @@ import pytest
 
 from gatewaysite.leaving import leaving_cleanly
 from tests.e2e.asking import body
+from tests.harness import gateway as harness
 from tests.harness.client import Stream, one_failed_ending, one_whole_answer, request_id
-from tests.harness.gateway import ROOT, TROUBLE, Gateway, environment, migrated_database
+from tests.harness.gateway import ROOT, TROUBLE, Gateway, environment, free_port, migrated_database
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Upstream, json_reply
 
@@ -73,6 +74,18 @@ def refuses(port: int) -> bool:
 def stop_and_wait_until_closed(one: Gateway, number: int = signal.SIGTERM) -> None:
     one.terminate(number)
     wait_until(lambda: refuses(one.port), lambda: one.log)
+
+
+def test_who_answers_on_the_port_of_a_gateway_is_not_taken_for_it(
+    template: Path, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the tests' own Gateway: a signal would go to one process, and the questions to another."""
+    upstream.respond(lambda request: json_reply({}))
+    ports = iter([upstream.port, free_port()])
+    monkeypatch.setattr(harness, "free_port", lambda: next(ports))
+    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, template, tmp_path, "serve")
+    assert one.port != upstream.port
+    assert one.stop(PATIENCE) == 0
 
 
 # -- what is open ends -----------------------------------------------------------------------------

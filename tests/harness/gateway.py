@@ -6,6 +6,7 @@ It runs under daphne, or under `manage.py serve` where a test says so, or where 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -16,7 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,22 @@ def migrated_database(path: Path) -> Path:
     return path
 
 
+def _ports() -> Iterator[int]:
+    """Those of this test process: none that one beside it chooses at the same time, and none again soon."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = list(range(10240 + number, 32768, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+    random.shuffle(own)
+    return itertools.cycle(own)
+
+
+_own_ports = _ports()
+
+
 def free_port() -> int:
     """Below the range that outgoing connections take their ports from: one of those could be in the way, or
     a connect to a port without a listener could meet itself."""
     while True:
-        port = random.randrange(10240, 32768)
+        port = next(_own_ports)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
@@ -159,10 +171,22 @@ class Gateway:
                 return False
             with contextlib.suppress(OSError):
                 if call(self.port, "GET", "/ready").status == 200:
-                    return True
+                    if self._is_listening():
+                        return True
+                    break
             time.sleep(0.02)
         self.stop()
         return False
+
+    def _is_listening(self) -> bool:
+        """Not if another process has taken the port meanwhile, and has answered in this one's place."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        found = {
+            f"socket:[{each[9]}]"
+            for each in lines
+            if each[1].endswith(f":{self.port:04X}") and each[3] == "0A"
+        }
+        return not found.isdisjoint(self.open_files())
 
     # -- looking inside ----------------------------------------------------------------------
 
