@@ -8,14 +8,16 @@ Ready in 20 to 60 seconds; the line READY names the pids of its processes, for w
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engines.serving import arguments, serve
+from engines.serving import HERE, arguments, serve
 
 ENVIRONMENT = {
+    "PYTHONPATH": str(HERE / "vllm" / "plugins"),
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -36,6 +38,9 @@ def command(args: argparse.Namespace) -> list[str]:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", args.tool_call_parser]
     if args.scale_out:
         words += ["--enable-scale-out"]
+    if args.pace:
+        os.environ["SECONDS_PER_STEP"] = str(args.pace)
+        words += ["--logits-processors", "paced:Paced"]
     return words
 
 
@@ -43,6 +48,9 @@ def main() -> int:
     parser = arguments("vllm", "vLLM", __doc__, {"reasoning-parser": "qwen3", "tool-call-parser": "hermes"})
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--no-scale-out", dest="scale_out", action="store_false")
+    parser.add_argument(
+        "--pace", type=float, default=0, help="seconds that each step takes at least, as a large model's do"
+    )
     return serve(parser, command, ENVIRONMENT, {"engine": b"EngineCore", "worker": b"Worker"})
 
 

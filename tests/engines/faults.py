@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.engines.cutting import gateway_between
 from tests.engines.openai_reader import Reading, read
-from tests.engines.processes import PACES, EngineProcess, Throttle, post
+from tests.engines.processes import EngineProcess, post
 from tests.engines.reading import Answer, ask, chat, verdict
 from tests.harness.gateway import Gateway, free_port
 
@@ -21,8 +21,12 @@ MOMENTS: dict[str, Callable[[Answer], bool]] = {
     "in the reasoning": lambda answer: len(answer.reasoning) > 60,
     "in the content": lambda answer: len(answer.content) > 8,
 }
-DEAD = ("X", "Z")
-# Long beside the pace of a slowed engine, short beside a test's patience.
+# Seconds for each token of the engine that is struck. A model of this size has written its answer before a client has
+# read the beginning; at this pace the last 40 tokens come seconds after the moment, however busy the machine is.
+PACE = 0.1
+# A client that was held up for longer than that has seen no fault.
+TRIES = 3
+# Long beside the pace, short beside a test's patience.
 STALL_SECONDS = "3"
 
 
@@ -41,7 +45,8 @@ class Victim:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self.running = EngineProcess(self.engine, "tiny", self.log, port=self.port)
+        more = ("--pace", str(PACE)) if self.engine == "vllm" else ()
+        self.running = EngineProcess(self.engine, "tiny", self.log, *more, port=self.port)
 
     def ready(self) -> EngineProcess:
         """One that runs whole."""
@@ -53,6 +58,8 @@ class Victim:
         if not self.running.pids:
             self.running.ready()
             ask(self.port, chat(1))  # the first answer of an engine is a slow one
+            if self.engine == "sglang":
+                post(self.url, "/slow_down", {"forward_sleep_time": PACE})
         return self.running
 
     def stop(self) -> None:
@@ -75,9 +82,8 @@ class Scene:
         rescued: the engine's own answer must have been lost; else it must have been finished by the engine.
         """
         tries = []
-        for pace in range(len(PACES)):
-            engine = self.victim.ready()
-            answer, at, finish = self._struck(engine, process, SIGNALS[signal_name], moment, pace)
+        for _try in range(TRIES):
+            answer, at, finish = self._struck(process, SIGNALS[signal_name], moment)
             row = self.row(answer)
             tries.append(
                 f"at event {at} of {len(answer.events)}, the finish was {finish}, audited: {bool(row)}"
@@ -90,21 +96,18 @@ class Scene:
         assert (self.row(answer) or {}).get("outcome") == ("rescued" if rescued else None)
         return answer
 
-    def _struck(
-        self, engine: EngineProcess, process: str, number: int, moment: str, pace: int
-    ) -> tuple[Answer, int | None, int]:
+    def _struck(self, process: str, number: int, moment: str) -> tuple[Answer, int | None, int]:
         """The answer, how many of its events had come when it was struck, and which of them finished it."""
+        engine = self.victim.ready()
         at: list[int] = []
-        with slowed(engine, pace) as standing:
 
-            def on_event(answer: Answer) -> None:
-                if not at and MOMENTS[moment](answer):
-                    with standing(lasting=process == "worker" and number == signal.SIGSTOP):
-                        engine.signal(process, number)
-                    self.victim.spoilt = number != signal.SIGSTOP
-                    at.append(len(answer.events))
+        def on_event(answer: Answer) -> None:
+            if not at and MOMENTS[moment](answer):
+                engine.signal(process, number)
+                self.victim.spoilt = number != signal.SIGSTOP
+                at.append(len(answer.events))
 
-            answer = ask(self.gateway.port, chat(0), on_event=on_event)
+        answer = ask(self.gateway.port, chat(0), on_event=on_event)
         _wake(engine)
         finish = next((i for i, event in enumerate(answer.events) if b'"finish_reason":"' in event), 0)
         return answer, at[0] if at else None, finish
@@ -147,27 +150,23 @@ def scene_of(
 def read_through_a_kill(scene: Scene, process: str) -> tuple[Reading, Reading]:
     """What openai's client gets while the process is killed, and what it gets of the second engine alone."""
     whole = read(scene.survivor_port, 0)
-    for pace in range(len(PACES)):
-        engine = scene.victim.ready()
-        got, killed = _read_and_kill(scene, engine, process, pace)
+    for _try in range(TRIES):
+        got, killed = _read_and_kill(scene, process)
         if scene.row(got):
             return got, whole
-    raise AssertionError(
-        f"{process} was killed too late {len(PACES)} times, at last after {killed} characters"
-    )
+    raise AssertionError(f"{process} was killed too late {TRIES} times, at last after {killed} characters")
 
 
-def _read_and_kill(scene: Scene, engine: EngineProcess, process: str, pace: int) -> tuple[Reading, int]:
+def _read_and_kill(scene: Scene, process: str) -> tuple[Reading, int]:
+    engine = scene.victim.ready()
     killed: list[int] = []
-    with slowed(engine, pace) as standing:
 
-        def kill(so_far: Reading) -> None:
-            if not killed and len(so_far.content) > 8:
-                with standing():
-                    engine.signal(process, signal.SIGKILL)
-                killed.append(len(so_far.content))
+    def kill(so_far: Reading) -> None:
+        if not killed and len(so_far.content) > 8:
+            engine.signal(process, signal.SIGKILL)
+            killed.append(len(so_far.content))
 
-        got = read(scene.gateway.port, 0, kill)
+    got = read(scene.gateway.port, 0, kill)
     scene.victim.spoilt = True
     assert killed
     return got, killed[0]
@@ -177,44 +176,3 @@ def _wake(engine: EngineProcess) -> None:
     for process in engine.pids:
         if engine.state(process) == "T":
             engine.signal(process, signal.SIGCONT)
-
-
-Standing = Callable[..., "_Standing"]
-
-
-@contextmanager
-def slowed(engine: EngineProcess, pace: int) -> Iterator[Standing]:
-    """A model of this size has written its answer before a client has read the beginning.
-
-    pace: an index of PACES. Gives a context in which vLLM's worker stands still, so that no token slips through while
-    something is done.
-    """
-    if engine.engine == "sglang":
-        post(engine.url, "/slow_down", {"forward_sleep_time": PACES[pace][1]})
-        try:
-            yield lambda *, lasting=False: _Standing(None, lasting)
-        finally:
-            if all(engine.state(name) not in (*DEAD, "T") for name in engine.pids):
-                post(engine.url, "/slow_down", {"forward_sleep_time": None})
-        return
-    throttle = Throttle(engine.pids["worker"], PACES[pace])
-    try:
-        yield lambda *, lasting=False: _Standing(throttle, lasting)
-    finally:
-        throttle.release()
-
-
-class _Standing:
-    """lasting: the worker is not let go on at the end."""
-
-    def __init__(self, throttle: Throttle | None, lasting: bool) -> None:
-        self._throttle = throttle
-        self._lasting = lasting
-
-    def __enter__(self) -> None:
-        if self._throttle:
-            self._throttle.hold()
-
-    def __exit__(self, *_exception: object) -> None:
-        if self._throttle and not self._lasting:
-            self._throttle.release()

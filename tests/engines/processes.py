@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,6 @@ from typing import Any
 from engines.serving import engines_dir
 from tests.harness.gateway import ROOT, free_port
 
-# Seconds that a worker may run, and rests then. The first pair streams at the pace of a large model; each later one is
-# for a machine on which the one before was too fast, because it works quicker or its clients read later.
-PACES = ((0.003, 0.06), (0.0015, 0.12), (0.001, 0.24), (0.001, 0.4))
 START_PATIENCE = "900"  # seconds; 30 on two cores that nobody shares
 
 
@@ -92,35 +87,6 @@ def post(url: str, path: str, body: dict[str, Any]) -> Any:
         return json.loads(told)
     except ValueError:
         return told
-
-
-class Throttle:
-    """Slows a process down by stopping it most of the time. pace: one of PACES."""
-
-    def __init__(self, pid: int, pace: tuple[float, float]) -> None:
-        self._pid = pid
-        self._runs, self._rests = pace
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="throttle", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while not self._over.is_set():
-            _signal(self._pid, signal.SIGSTOP)
-            self._over.wait(self._rests)
-            if not self._over.is_set():
-                _signal(self._pid, signal.SIGCONT)
-                time.sleep(self._runs)
-
-    def hold(self) -> None:
-        """Let it stand still until `release`."""
-        self._over.set()
-        self._thread.join()
-        _signal(self._pid, signal.SIGSTOP)
-
-    def release(self) -> None:
-        self.hold()
-        _signal(self._pid, signal.SIGCONT)
 
 
 def _signal(pid: int, number: int) -> None:
