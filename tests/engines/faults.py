@@ -14,6 +14,7 @@ from tests.engines.openai_reader import Reading, read
 from tests.engines.processes import EngineProcess, post
 from tests.engines.reading import Answer, ask, chat, verdict
 from tests.harness.gateway import Gateway, free_port
+from tests.harness.upstream import PATIENCE
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}
 # Where in the answer to dialogue 0 the engine is struck.
@@ -28,6 +29,8 @@ PACE = 0.1
 TRIES = 3
 # Long beside the pace, short beside a test's patience.
 STALL_SECONDS = "3"
+# Rows are written a fifth of a second after the end of their stream; one that is not there by then will not come.
+ABSENT_SECONDS = 5.0
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Scene:
         tries = []
         for _try in range(TRIES):
             answer, at, finish = self._struck(process, SIGNALS[signal_name], moment)
-            row = self.row(answer)
+            row = self.row(answer, PATIENCE if rescued else ABSENT_SECONDS)
             tries.append(
                 f"at event {at} of {len(answer.events)}, the finish was {finish}, audited: {bool(row)}"
             )
@@ -93,7 +96,7 @@ class Scene:
         else:
             raise AssertionError(f"{process} was struck too late: {tries}")
         self._is_whole(answer)
-        assert (self.row(answer) or {}).get("outcome") == ("rescued" if rescued else None)
+        assert (row or {}).get("outcome") == ("rescued" if rescued else None)
         return answer
 
     def _struck(self, process: str, number: int, moment: str) -> tuple[Answer, int | None, int]:
@@ -117,10 +120,10 @@ class Scene:
         assert verdict(got, want) == "identical", (got.said, want.said, got.errors)
         assert got.faults() == []
 
-    def row(self, answer: Answer | Reading) -> dict[str, Any] | None:
-        """The audit row; None if the gateway had nothing to do."""
+    def row(self, answer: Answer | Reading, seconds: float = PATIENCE) -> dict[str, Any] | None:
+        """The audit row; None if the gateway had nothing to do, which shows when none has come for so long."""
         try:
-            return self.gateway.events(answer.request_id, timeout=2)[0]
+            return self.gateway.events(answer.request_id, timeout=seconds)[0]
         except AssertionError:
             return None
 
