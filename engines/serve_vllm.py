@@ -8,7 +8,7 @@ Ready in 20 to 60 seconds; the line READY names the pids of its processes, for w
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import sys
 from pathlib import Path
 
@@ -39,9 +39,16 @@ def command(args: argparse.Namespace) -> list[str]:
     if args.scale_out:
         words += ["--enable-scale-out"]
     if args.pace:
-        os.environ["SECONDS_PER_STEP"] = str(args.pace)
         words += ["--logits-processors", "paced:Paced"]
+        words += ["--additional-config", json.dumps({"seconds_per_step": args.pace})]
     return words
+
+
+def seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 60:
+        raise argparse.ArgumentTypeError(f"{text}: from 0 to 60 seconds")
+    return number
 
 
 def main() -> int:
@@ -49,7 +56,10 @@ def main() -> int:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--no-scale-out", dest="scale_out", action="store_false")
     parser.add_argument(
-        "--pace", type=float, default=0, help="seconds that each step takes at least, as a large model's do"
+        "--pace",
+        type=seconds,
+        default=0,
+        help="seconds that each step takes longer: the pace of a large model",
     )
     return serve(parser, command, ENVIRONMENT, {"engine": b"EngineCore", "worker": b"Worker"})
 

@@ -18,14 +18,14 @@ from tests.harness.upstream import PATIENCE
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}
 # Where in the answer to dialogue 0 the engine is struck.
-MOMENTS: dict[str, Callable[[Answer], bool]] = {
+MOMENTS: dict[str, Callable[[Answer | Reading], bool]] = {
     "in the reasoning": lambda answer: len(answer.reasoning) > 60,
     "in the content": lambda answer: len(answer.content) > 8,
 }
 # Seconds for each token of the engine that is struck. A model of this size has written its answer before a client has
 # read the beginning; at this pace the last 40 tokens come seconds after the moment, however busy the machine is.
 PACE = 0.1
-# A client that was held up for longer than that has seen no fault.
+# Only where the client itself was held up for longer than that is the fault too late, and another one tried.
 TRIES = 3
 # Long beside the pace, short beside a test's patience.
 STALL_SECONDS = "3"
@@ -165,7 +165,7 @@ def _read_and_kill(scene: Scene, process: str) -> tuple[Reading, int]:
     killed: list[int] = []
 
     def kill(so_far: Reading) -> None:
-        if not killed and len(so_far.content) > 8:
+        if not killed and MOMENTS["in the content"](so_far):
             engine.signal(process, signal.SIGKILL)
             killed.append(len(so_far.content))
 

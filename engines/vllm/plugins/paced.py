@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -11,10 +10,10 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 
 
 class Paced(LogitsProcessor):
-    """Each step of the worker, so each token of an answer, takes SECONDS_PER_STEP longer."""
+    """Each step of the worker, so each token of an answer, takes `seconds_per_step` of --additional-config longer."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._seconds = float(os.environ["SECONDS_PER_STEP"])
+        self._seconds = float(vllm_config.additional_config["seconds_per_step"])
 
     def is_argmax_invariant(self) -> bool:
         return False  # those that are do not run where sampling is greedy
