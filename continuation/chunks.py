@@ -15,7 +15,8 @@ JSON = dict[str, Any]
 _DIGITS = re.compile("[0-9]{1,9}")
 REASONING_NAMES = ("reasoning", "reasoning_content")
 NO_FINISH = ("", "null")
-ABORTS = ("abort", "error")
+# finish_reasons that are failures, not endings, where FAILED_FINISH_REASONS does not name others; in lower case.
+FAILED_FINISHES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 # 4xx codes of an error event that another try may well answer.
 RETRYABLE_4XX = (408, 409, 425, 429)
 

@@ -15,7 +15,7 @@ class Failure(StrEnum):
     DISCONNECT = "disconnect"  # the connection broke
     EOF = "eof"  # a clean end, or [DONE], without a finish_reason
     ERROR_EVENT = "error_event"  # an `error` object, `event: error`, `object: "error"`
-    ABORTED = "aborted"  # finish_reason `abort` or `error`
+    ABORTED = "aborted"  # a finish_reason of FAILED_FINISH_REASONS
     MALFORMED = "malformed"  # a data line that is no JSON
 
 

@@ -54,6 +54,7 @@ def options() -> Options:
     return Options(
         enabled=settings.CONTINUATION_ENABLED,
         idle_timeout=settings.STALL_IDLE_TIMEOUT_SECONDS,
+        failed_finishes=frozenset(settings.FAILED_FINISH_REASONS),
         estimator=Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
         partial_limit=max(1, int(settings.MAX_CONTINUATION_BODY_MB * MB)),
         store_text=settings.AUDIT_STORE_TEXT,

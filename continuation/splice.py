@@ -39,7 +39,7 @@ from typing import Any
 
 from continuation.asking import Unasked
 from continuation.chunks import (
-    ABORTS,
+    FAILED_FINISHES,
     JSON,
     calls_tool,
     choices,
@@ -83,8 +83,9 @@ logger = logging.getLogger(__name__)
 # What a client is told by the reason itself, for its failure alone would not explain it.
 OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING, Reason.EVENT_TOO_LARGE)
 # In an event that is too large to be read, a finish_reason is found by its name; in a text its quotes are escaped.
-_FINISH = re.compile(rb'"finish_reason" ?: ?"(\w+)"')
-_FINISH_BYTES = 64
+_FINISH = re.compile(rb'"finish_reason" ?: ?"([^"\\]{1,64})"')
+# Bytes of such an event that are looked at again with the next ones: the longest that _FINISH matches fits into them.
+_FINISH_BYTES = 128
 
 
 class Phase(Enum):
@@ -150,10 +151,14 @@ Action = Send | OpenLeg | OpenTokens | CloseLeg
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the operator configured. Limits in bytes, idle_timeout in seconds."""
+    """What the operator configured. Limits in bytes, idle_timeout in seconds.
+
+    failed_finishes: finish_reasons that are failures, in lower case.
+    """
 
     enabled: bool = True
     idle_timeout: float = 20.0
+    failed_finishes: frozenset[str] = FAILED_FINISHES
     estimator: Estimator = field(default_factory=Estimator)
     event_limit: int = 32 * 2**20
     partial_limit: int = 10 * 2**20
@@ -437,8 +442,10 @@ class Splice:
         if events:
             seen = self._lost_end + events[0].raw
             found = (finish[1].decode("latin-1") for finish in _FINISH.finditer(seen))
-            told = (finish_of({"finish_reason": finish}) for finish in found if finish not in ABORTS)
-            self._leg1.finish = self._leg1.finish or next(filter(None, told), None)
+            endings = (
+                finish_of({"finish_reason": finish}) for finish in found if not self._is_failed(finish)
+            )
+            self._leg1.finish = self._leg1.finish or next(filter(None, endings), None)
             self._lost_end = seen[-_FINISH_BYTES:]
         return events
 
@@ -451,7 +458,8 @@ class Splice:
             self._blind = self._leg1.unreadable = True
             value = parse(event.data or b"null")
             finishes = map(finish_of, choices(value)) if isinstance(value, dict) else ()
-            self._leg1.finish = self._leg1.finish or next(filter(None, finishes), None)
+            endings = (finish for finish in finishes if finish and not self._is_failed(finish))
+            self._leg1.finish = self._leg1.finish or next(endings, None)
             return None, value
 
     def _given_up(self, event: Event) -> bytes:
@@ -501,10 +509,23 @@ class Splice:
             if event.name == "error":
                 return Failure.ERROR_EVENT, event.data.decode("utf-8", "replace")
             return Failure.MALFORMED, None
-        failure = _failure_in(event, value)
+        failure = self._failure_in(event, value)
         if failure is None and isinstance(value, dict):
             self._note(value, now)
         return failure, value
+
+    def _failure_in(self, event: Event, value: Any) -> Failure | None:
+        """The failure that an event of either leg reports; None where it reports none."""
+        if is_error(event, value):
+            return Failure.ERROR_EVENT
+        finishes = (
+            [finish_of(c) for c in choices(value) if index_of(c) == 0] if isinstance(value, dict) else []
+        )
+        return Failure.ABORTED if any(map(self._is_failed, finishes)) else None
+
+    def _is_failed(self, finish: str | None) -> bool:
+        """Whether a finish_reason says that the engine gave up, and not that the answer has ended."""
+        return finish is not None and finish.lower() in self.options.failed_finishes
 
     def _note(self, chunk: JSON, now: float) -> None:
         leg = self._leg1
@@ -700,7 +721,7 @@ class Splice:
             if event.name != "error":
                 return [], self._leg2_over(Failure.MALFORMED, now, "a data line that is no JSON")
             value = (event.data or b"").decode("utf-8", "replace")
-        failure = _failure_in(event, value)
+        failure = self._failure_in(event, value)
         if failure:
             message = error_message(value) if failure is Failure.ERROR_EVENT else ""
             return [], self._leg2_over(failure, now, message)
@@ -935,14 +956,6 @@ class Splice:
     def _continued_text(self) -> str:
         text = self._leg2.partial if self._leg2 else Partial()
         return text.reasoning + text.content
-
-
-def _failure_in(event: Event, value: Any) -> Failure | None:
-    if is_error(event, value):
-        return Failure.ERROR_EVENT
-    if isinstance(value, dict) and any(finish_of(c) in ABORTS for c in choices(value) if index_of(c) == 0):
-        return Failure.ABORTED
-    return None
 
 
 def _is_cut(event: Event) -> bool:

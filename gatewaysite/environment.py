@@ -13,6 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 T = TypeVar("T")
 
+# finish_reasons of answers that are whole: were one of them a failure, every answer would be continued.
+ENDINGS = {"stop", "length", "tool_calls", "function_call", "content_filter"}
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off"}
 
@@ -71,6 +73,13 @@ class Environment:
             lambda raw: [w.strip() for w in raw.split(",") if w.strip()],
             "a comma-separated list",
         )
+
+    def finish_reasons(self, name: str, default: str) -> list[str]:
+        """Comma-separated finish_reasons that are failures, in lower case; a comma alone is none."""
+        allowed = "comma-separated words of 1 to 64 letters, digits, _ . or -, but none of " + ", ".join(
+            sorted(ENDINGS)
+        )
+        return self._read(name, default.split(","), _finish_reasons, allowed)
 
     def prefixes(self, name: str, default: str) -> list[str]:
         return self._read(
@@ -178,6 +187,13 @@ def _base_url(raw: str) -> str:
     if re.search(r"\s", raw.strip()):
         raise ValueError(raw)
     return raw.strip().rstrip("/")
+
+
+def _finish_reasons(raw: str) -> list[str]:
+    words = [word.strip().lower() for word in raw.split(",") if word.strip()]
+    if any(word in ENDINGS or not re.fullmatch(r"[a-z0-9_.-]{1,64}", word) for word in words):
+        raise ValueError(raw)
+    return words
 
 
 def _prefixes(raw: str) -> list[str]:

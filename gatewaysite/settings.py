@@ -26,6 +26,9 @@ CONTINUATION_ENABLED = _env.boolean("CONTINUATION_ENABLED", True)
 BUFFER_TOOL_CALLS = _env.boolean("BUFFER_TOOL_CALLS", False)
 BUFFER_TOOL_CALLS_MAX_BYTES = _env.whole("BUFFER_TOOL_CALLS_MAX_BYTES", 1048576)
 STALL_IDLE_TIMEOUT_SECONDS = _env.seconds("STALL_IDLE_TIMEOUT_SECONDS", 20, zero=False)
+FAILED_FINISH_REASONS = _env.finish_reasons(
+    "FAILED_FINISH_REASONS", "abort,error,insufficient_system_resource,network_error"
+)
 CONNECT_TIMEOUT_SECONDS = _env.seconds("CONNECT_TIMEOUT_SECONDS", 30, zero=False)
 MAX_CONTINUATION_BODY_MB = _env.number("MAX_CONTINUATION_BODY_MB", 10)
 MAX_REQUEST_BODY_MB = _env.number("MAX_REQUEST_BODY_MB", 100, zero=False)

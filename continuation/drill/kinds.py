@@ -21,7 +21,7 @@ ENGINE = {
     "stall_with_pings": "nothing but comments",
     "error_event": "an error event, in one of its forms",
     "client_error_event": "an error event that blames the request",
-    "aborted": 'finish_reason "abort" or "error"',
+    "aborted": "a finish_reason that is a failure, such as abort",
     "malformed": "an event that is no JSON",
     "ending_lost": "broken after the finish_reason",
     "hold_open": "the connection stays open after [DONE]",

@@ -201,7 +201,7 @@ HOWS: Mapping[str, tuple[str, ...]] = {
     "cut_inside_event": ("json", "json", "blank_line"),
     "error_event": ("openai", "flat", "named", "text", "retryable"),
     "client_error_event": ("openai", "flat"),
-    "aborted": ("abort", "error"),
+    "aborted": ("abort", "error", "insufficient_system_resource", "network_error"),
     "malformed": ("cut", "words", "bracket"),
     "ending_lost": ("reset", "disconnect", "eof", "no_done"),
     "pause": ("short",),

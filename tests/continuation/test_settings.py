@@ -47,6 +47,7 @@ CASTS: dict[str, tuple[Read, Any]] = {
     "number": (lambda env: env.number("X", 1.6), 1.6),
     "url": (lambda env: env.url("X"), ""),
     "words": (lambda env: env.words("X", "a,b"), ["a", "b"]),
+    "finish reasons": (lambda env: env.finish_reasons("X", "abort,error"), ["abort", "error"]),
     "prefixes": (lambda env: env.prefixes("X", "*"), ["*"]),
     "database": (lambda env: env.database("X", "sqlite:////srv/usual")["NAME"], "/srv/usual"),
     "redis": (lambda env: env.redis("X"), ""),
@@ -90,6 +91,8 @@ def test_a_variable_that_is_not_given_has_its_default(name: str, variables: dict
         ("url", " http://[::1]:8000// ", "http://[::1]:8000"),
         ("words", " a , b,,c ", ["a", "b", "c"]),
         ("words", ",", []),
+        ("finish reasons", " Network_Error ,abort,gpu-lost", ["network_error", "abort", "gpu-lost"]),
+        ("finish reasons", ",", []),
         ("prefixes", "/v1/, /tokenize", ["/v1/", "/tokenize"]),
         ("prefixes", "*", ["*"]),
         ("database", "postgres://me:w%40rd@db:5433/gateway?sslmode=require", "gateway"),
@@ -163,6 +166,15 @@ def test_a_right_value_is_understood(name: str, raw: str, value: Any) -> None:
                 "http://host/#x",
                 "http://[::1",
             )
+        ],
+        *[
+            (
+                "finish reasons",
+                raw,
+                "comma-separated words of 1 to 64 letters, digits, _ . or -, but none of "
+                "content_filter, function_call, length, stop, tool_calls",
+            )
+            for raw in ("stop", "abort,Length", "tool_calls", "a b", "x" * 65, '"abort"')
         ],
         *[
             ("prefixes", raw, "* or comma-separated path prefixes that begin with /")
@@ -317,6 +329,7 @@ def test_any_variable_can_come_from_a_file(name: str, tmp_path: Path) -> None:
         "whole": "7",
         "url": "http://host",
         "words": "c",
+        "finish reasons": "abort",
         "prefixes": "/v1/",
         "database": "sqlite:////srv/other",
         "redis": "redis://host",

@@ -37,6 +37,9 @@ IN_BAND = {
     "error-by-object": (event({"object": "error", "message": "late", "code": 503}), Failure.ERROR_EVENT),
     "abort": (chunk({"content": "?"}, "abort"), Failure.ABORTED),
     "finish-error": (chunk({}, "error"), Failure.ABORTED),
+    "no-resource": (chunk({"content": ""}, "insufficient_system_resource"), Failure.ABORTED),
+    "no-network": (chunk({}, "network_error"), Failure.ABORTED),
+    "error-in-capitals": (chunk({}, "ERROR"), Failure.ABORTED),
     "malformed": (b'data: {"choices":[{"delta":{"content":"he\n\n', Failure.MALFORMED),
     "done-without-finish": (DONE, Failure.EOF),
     "empty-finish-then-done": (chunk({}, "") + DONE, Failure.EOF),
@@ -51,6 +54,26 @@ def test_a_failure_in_band_is_held_back_and_the_answer_continued(name: str) -> N
     assert answer.content == "Hello world"
     assert (play.record.failure, play.record.outcome) == (failure, "rescued")
     assert b"EngineCore" not in play.sent
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "content_filter", "repetition", "eos_token", "aborted"])
+def test_a_finish_that_is_not_named_a_failure_is_an_ending(finish: str) -> None:
+    stream = role() + content("a b") + chunk({}, finish) + usage(9, 2) + DONE
+    play = Play(ASKS).reads(stream)
+    assert (play.sent, play.splice.record()) == (stream, None)
+
+
+def test_the_operator_says_which_finishes_are_failures() -> None:
+    said = [role(), content("Hello"), chunk({}, "gpu-lost")]
+    assert Play().reads(*said).splice.phase is Phase.LEG1
+    failed = {"failed_finishes": frozenset({"gpu-lost"})}
+    play = Play(**failed).reads(*said)
+    assert play.leg2(*finished(content(" world", ID2))).whole().content == "Hello world"
+    assert Play(**failed).reads(content("x"), chunk({}, "abort"), DONE).splice.phase is Phase.DONE
+    broken = (
+        Play(**failed).reads(content("x")).ends().leg2(content("y", ID2), chunk({}, "gpu-lost", ident=ID2))
+    )
+    assert broken.failed().content == "xy"
 
 
 @pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
@@ -563,7 +586,10 @@ def test_an_event_that_is_too_large_and_breaks_off_is_told(failure: Failure) -> 
     [
         (b'"}, "finish_reason": "stop"}]}', True),
         (b'"},"finish_reason":"length"}]}', True),
+        (b'"},"finish_reason":"eos-token"}]}', True),
         (b'"},"finish_reason":"abort"}]}', False),
+        (b'"},"finish_reason": "insufficient_system_resource"}]}', False),
+        (b'"},"finish_reason":"network_error"}]}', False),
         (b'"},"finish_reason":"null"}]}', False),
         (b'"},"finish_reason":null}]}', False),
         (b'\\"finish_reason\\": \\"stop\\""},"finish_reason":null}]}', False),

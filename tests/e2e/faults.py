@@ -113,6 +113,8 @@ FAULTS = [
         "retryable-4xx", "error_event", lambda e: [event({"error": {"message": "slow", "code": 429}}), DONE]
     ),
     _fault("finish-error", "aborted", lambda e: [e.finish("error"), DONE]),
+    _fault("finish-network", "aborted", lambda e: [e.finish("network_error"), e.usage(21, 41, 20), DONE]),
+    _fault("finish-no-resource", "aborted", lambda e: [e.finish("insufficient_system_resource"), DONE]),
     _fault("malformed", "malformed", lambda e: [Send(b'data: {"choices":[{"delta":{"content":"he\n\n')]),
     _fault(
         "malformed-html", "malformed", lambda e: [Send(b"data: <html>502 Bad Gateway</html>\n\n"), HoldOpen()]

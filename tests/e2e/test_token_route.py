@@ -64,6 +64,7 @@ class Server:
         self.missing: set[str] = set()
         self.before_generate: list[Step] = []
         self.derender_fails = False
+        self.finish = "stop"
 
     def __call__(self, request: Request) -> Reply:
         path, asked = request.target, request.json()
@@ -99,7 +100,7 @@ class Server:
         assert tokens(ANSWER)[: len(prefix)] == prefix, "the prefix is not what was delivered"
         steps: list[Step] = []
         for number, one in enumerate(rest):
-            finish = "stop" if number == len(rest) - 1 else None
+            finish = self.finish if number == len(rest) - 1 else None
             steps.append(
                 _generate_chunk(
                     [{"index": 0, "finish_reason": finish, "stop_reason": None, "token_ids": [one]}]
@@ -245,6 +246,20 @@ def test_a_derender_that_fails_fails_the_stream(gateway: GatewayFor, upstream: U
     one_failed_ending(stream, reasoning=REASONING[:6])
     row = one.event(stream.request_id)
     assert (row["reason"], row["leg2_message"]) == ("leg2_refused", "invalid stream_state")
+
+
+def test_a_generation_whose_finish_is_a_failure_fails_the_stream(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat
+) -> None:
+    server = Server([*started(VLLM, [REASONING[:6]], []), Cut()])
+    server.finish = "network_error"
+    upstream.respond(server)
+    one = gateway(**TOKEN_ROUTE)
+    stream = chat(one, asking_usage()).read_rest()
+    answer = Answer.of(stream.body)
+    assert (answer.finish_reasons, answer.done, len(answer.errors)) == ([], 0, 1)
+    row = one.event(stream.request_id)
+    assert (row["outcome"], row["reason"]) == ("failed", "leg2_broken")
 
 
 def test_a_client_that_leaves_releases_generate(gateway: GatewayFor, upstream: Upstream, chat: Chat) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
 WORD = re.compile(r"w(\d+)\.")
-FINISH = re.compile(rb'"finish_reason" ?: ?"(\w+)"')
+FINISH = re.compile(rb'"finish_reason" ?: ?"([^"\\]{1,64})"')
+FAILED = ("abort", "error", "insufficient_system_resource", "network_error")
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,8 @@ def said(stream: bytes, limit: int, *, ended: bool, to_the_finish: bool = False)
             break
         if block.size > limit:
             told.lost = True
-            finishes = (found.decode() for found in FINISH.findall(block.raw))
-            told.finish = told.finish or next(
-                (one for one in finishes if one not in ("abort", "error", "null")), None
-            )
+            finishes = (found.decode("latin-1") for found in FINISH.findall(block.raw))
+            told.finish = told.finish or next((one for one in finishes if one not in (*FAILED, "null")), None)
             continue
         _take(told, block)
         if told.failure or told.done or (to_the_finish and told.finish):
@@ -130,7 +129,7 @@ def _take(told: Said, block: Block) -> None:
         told.failure = "error_event"
         return
     chosen = [one for one in value.get("choices") or [] if isinstance(one, dict) and not one.get("index")]
-    if any(one.get("finish_reason") in ("abort", "error") for one in chosen):
+    if any(one.get("finish_reason") in FAILED for one in chosen):
         told.failure = "aborted"
         return
     for one in chosen:
