@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from django.http import HttpResponse
@@ -59,6 +60,12 @@ def with_own(headers: RawHeaders, own: Mapping[str, str]) -> RawHeaders:
     if words := {word.strip().lower(): word.strip() for word in vary.split(b",") if word.strip()}:
         added[b"vary"] = b", ".join(words.values())
     return with_headers(kept, added)
+
+
+def is_named(name: bytes, patterns: Sequence[str]) -> bool:
+    """Whether a header's name, compared without case, is one of `patterns`: lower-case names, `*` for anything."""
+    lower = name.decode("latin-1").lower()
+    return any(fnmatchcase(lower, pattern) for pattern in patterns)
 
 
 def json_error(

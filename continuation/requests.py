@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import os
+import string
 import uuid
 from typing import Any
+from urllib.parse import quote
 
 from django.http import HttpRequest
 
 from continuation.http import RawHeaders, end_to_end
 
+# Characters of a request id: a longer one is cut.
+ID_CHARACTERS = 128
+# These stand in a request id as they are: all that ASCII can print, but for the space.
+_PLAIN = string.ascii_letters + string.digits + string.punctuation
+
 
 def request_id(request: HttpRequest) -> str:
-    """The client's X-Request-Id, or a new one that stays with the request."""
-    found: str = request.META.get("HTTP_X_REQUEST_ID") or uuid.uuid4().hex
+    """The client's X-Request-Id, quoted, or a new one that stays with the request."""
+    found = quoted_id(request.META.get("HTTP_X_REQUEST_ID", "")) or uuid.uuid4().hex
     request.META["HTTP_X_REQUEST_ID"] = found
     return found
+
+
+def quoted_id(given: str) -> str:
+    """A client's id (Latin-1, as it stood in the header), fit to stand in a log line and in a header.
+
+    Spaces, control characters and bytes beyond ASCII are percent-encoded, then the whole is cut to ID_CHARACTERS. So
+    an id can neither end a log line nor look like the words around it. Of printable ASCII up to that length nothing
+    is changed, which makes it safe to quote an id twice.
+    """
+    return quote(given[:ID_CHARACTERS], safe=_PLAIN, encoding="latin-1", errors="replace")[:ID_CHARACTERS]
 
 
 def scope_of(request: HttpRequest) -> dict[str, Any]:

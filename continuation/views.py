@@ -215,7 +215,7 @@ def _passed(reason: PassReason) -> str:
 
 
 def _answer_headers(request: HttpRequest, upstream: Upstream, note: str, *dropped: bytes) -> RawHeaders:
-    ours = {b"x-request-id": request_id(request).encode("latin-1", "replace")}
+    ours = {b"x-request-id": request_id(request).encode()}
     if note:
         ours[b"x-continuation"] = note.encode()
     return with_headers(end_to_end(upstream.headers, *dropped), ours)

@@ -32,6 +32,7 @@ from django.http import HttpResponse
 from twisted.web import http
 
 from continuation.http import json_error
+from continuation.requests import quoted_id
 from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
 
 logger = logging.getLogger(__name__)
@@ -346,9 +347,9 @@ class Exchange(WebRequest):  # type: ignore[misc]
 
     @cached_property
     def _request_id(self) -> bytes:
-        """The client's, or a new one; for the log and for an answer of the server's own."""
-        given = self.requestHeaders.getRawHeaders(b"x-request-id")
-        return bytes(given[0]) if given else uuid.uuid4().hex.encode()
+        """The client's, quoted, or a new one; for the log and for an answer of the server's own."""
+        given = self.requestHeaders.getRawHeaders(b"x-request-id", [b""])
+        return (quoted_id(given[0].decode("latin-1")) or uuid.uuid4().hex).encode()
 
     def handleContentChunk(self, data: bytes) -> None:
         """A chunked body tells its size only as it comes."""

@@ -86,6 +86,11 @@ class Environment:
             name, default.split(","), _prefixes, "* or comma-separated path prefixes that begin with /"
         )
 
+    def header_names(self, name: str, default: str) -> list[str]:
+        """Comma-separated names of headers in lower case; `*` in one stands for anything."""
+        allowed = "comma-separated names of headers, in which * stands for anything"
+        return self._read(name, default.split(","), _header_names, allowed)
+
     def database(self, name: str, default: str) -> dict[str, Any]:
         allowed = "a database URL such as sqlite:///path/file.sqlite3 or postgres://user:password@host/name"
         return self._read(name, None, _database, allowed, secret=True) or _database(default)
@@ -199,6 +204,13 @@ def _finish_reasons(raw: str) -> list[str]:
 def _prefixes(raw: str) -> list[str]:
     words = [word.strip() for word in raw.split(",") if word.strip()]
     if not words or any(word != "*" and not word.startswith("/") for word in words):
+        raise ValueError(raw)
+    return words
+
+
+def _header_names(raw: str) -> list[str]:
+    words = [word.strip().lower() for word in raw.split(",") if word.strip()]
+    if not words or not all(re.fullmatch(r"[a-z0-9!#$%&'*+.^_`|~-]+", word) for word in words):
         raise ValueError(raw)
     return words
 

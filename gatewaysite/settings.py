@@ -57,6 +57,7 @@ RESUME_MAX_STREAMS = _env.whole("RESUME_MAX_STREAMS", 10000)
 RESUME_MAX_TOTAL_BYTES = _env.whole("RESUME_MAX_TOTAL_BYTES", 268435456)
 RESUME_CHECKPOINT_SECONDS = _env.seconds("RESUME_CHECKPOINT_SECONDS", 5, zero=False)
 RESUME_ENCRYPTION_KEYS = _env.keys("RESUME_ENCRYPTION_KEYS")
+CREDENTIAL_HEADERS = _env.header_names("CREDENTIAL_HEADERS", "*auth*,*cookie*,*key*,*secret*,*token*")
 REDIS_URL = _env.redis("REDIS_URL")
 
 # -- browsers of other origins (django-cors-headers) ----------------------------------------------

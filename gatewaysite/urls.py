@@ -26,7 +26,7 @@ def _own_error(page: Callable[..., HttpResponse], status: int, code: str) -> Cal
         if request.path.startswith(SITE_PREFIXES):
             return page(request, *args, **kwargs)
         message = "The gateway cannot answer this request."
-        headers = {"X-Request-Id": request_id(request)}
+        headers = {"X-Request-Id": request_id(request), "Cache-Control": "no-store"}
         return json_error(status, message, "invalid_request_error", code, headers)
 
     return handler

@@ -30,9 +30,13 @@ def _issued(stream_id: str, caller: str, position: int | None = None) -> str:
 
 
 def names(request: HttpRequest, stream_id: str) -> dict[bytes, bytes]:
-    """The headers with which the stream can be found again."""
+    """The headers with which the stream can be found again; no cache may store an answer that carries them."""
     token = _issued(stream_id, authorization(request))
-    return {b"x-stream-id": stream_id.encode(), b"x-resume-token": token.encode()}
+    return {
+        b"x-stream-id": stream_id.encode(),
+        b"x-resume-token": token.encode(),
+        b"cache-control": b"no-store",
+    }
 
 
 def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) -> Reading:

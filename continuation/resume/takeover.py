@@ -9,11 +9,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 import orjson
+from django.conf import settings
 
 from continuation import metrics
 from continuation.events import Failure, Reason
 from continuation.guard import Origin, choice, relay_for, splice_for
-from continuation.http import RawHeaders
+from continuation.http import RawHeaders, is_named
 from continuation.plan import Guarded, plan
 from continuation.relay import Relay
 from continuation.resume import generation
@@ -24,8 +25,10 @@ from strategies import cache
 
 logger = logging.getLogger(__name__)
 
-# What is not kept of a request: whoever comes back has the same, or could not come back.
-PERSONAL = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key", b"api-key")
+# Never kept of a request, whatever the settings say: who comes back has the same, or could not come back.
+ALWAYS_PERSONAL = (b"authorization", b"proxy-authorization", b"cookie")
+# What a request that comes back says to the gateway alone; it is not sent downstream.
+OWN = (b"x-resume-token",)
 # A longer log is read in a thread: other streams would be held up.
 AT_ONCE_BYTES = 2**16
 
@@ -42,23 +45,31 @@ def packed(origin: Origin, body: bytes) -> bytes:
         "headers": [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in origin.headers
-            if name.lower() not in PERSONAL
+            if not is_personal(name)
         ],
     }
     return orjson.dumps(told) + b"\n" + body
 
 
-def unpacked(kept: bytes, headers: RawHeaders) -> tuple[Origin, bytes]:
+def unpacked(packed_request: bytes, headers: RawHeaders) -> tuple[Origin, bytes]:
     """headers: of the request that comes back. Raises ValueError for what this version cannot read."""
-    head, _, body = kept.partition(b"\n")
+    head, _, body = packed_request.partition(b"\n")
     told = orjson.loads(head)
     match told:
         case {"v": 1, "id": str(request_id), "target": str(target), "headers": [*pairs]}:
             own = [_header(pair) for pair in pairs]
         case _:
             raise ValueError("a request that was kept by another version")
-    personal = [(name, value) for name, value in headers if name.lower() in PERSONAL]
-    return Origin(request_id, target.encode("latin-1"), own + personal), body
+    personal = [(name, value) for name, value in headers if is_personal(name) and name.lower() not in OWN]
+    # A process with other settings may have kept what is personal here.
+    again = {name.lower() for name, _value in personal}
+    kept = [(name, value) for name, value in own if name.lower() not in again]
+    return Origin(request_id, target.encode("latin-1"), kept + personal), body
+
+
+def is_personal(name: bytes) -> bool:
+    """Whether a header is not kept outside of this process, but taken from the request that comes back."""
+    return name.lower() in ALWAYS_PERSONAL or is_named(name, settings.CREDENTIAL_HEADERS)
 
 
 def _header(pair: object) -> tuple[bytes, bytes]:

@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 _CURSOR = re.compile(r"0|[1-9][0-9]{0,14}")
 ANSWER_HEADERS = {
     b"content-type": b"text/event-stream; charset=utf-8",
-    b"cache-control": b"no-cache",
     b"x-accel-buffering": b"no",
 }
 # status and message by code; where the message is empty the refusal brings its own
@@ -108,7 +107,7 @@ async def resume(request: HttpRequest, stream_id: str | None = None) -> HttpResp
     is_over = found.standing.ended and cursor == found.standing.last
     metrics.resumed("finished" if is_over else "ok")
     if is_over and _is_event_source(request):
-        return HttpResponse(status=204, headers={"X-Request-Id": request_id(request)})
+        return HttpResponse(status=204, headers=_own_headers(request))
     return _events(request, found, cursor, began)
 
 
@@ -118,7 +117,7 @@ def _events(request: HttpRequest, found: Found, cursor: int, began: float) -> Ht
     reading.on_live = _once(lambda: metrics.resume_live(time.monotonic() - began))
     said = {
         b"x-last-event-id": str(found.standing.last).encode(),
-        b"x-request-id": request_id(request).encode("latin-1", "replace"),
+        b"x-request-id": request_id(request).encode(),
     }
     headers = ANSWER_HEADERS | names(request, found.stream_id) | said
     return RelayResponse(reading.pieces(), 200, list(headers.items()))
@@ -165,8 +164,7 @@ async def _status(request: HttpRequest, stream_id: str) -> HttpResponse:
         "ended_at": _clock(standing.ended_at),
         "expires_in": expires_in,
     }
-    headers = {"Cache-Control": "no-store", "X-Request-Id": request_id(request)}
-    return JsonResponse(said, headers=headers)
+    return JsonResponse(said, headers=_own_headers(request))
 
 
 # -- who asks, and for what ------------------------------------------------------------------------
@@ -244,13 +242,17 @@ def _as_refused(request: HttpRequest, trouble: Refused | StoreAway) -> Refused:
 def _refusal(request: HttpRequest, refused: Refused) -> HttpResponse:
     status, message = ERRORS[refused.code]
     kind = "upstream_error" if status >= 500 else "invalid_request_error"
-    headers = {"X-Request-Id": request_id(request), "Cache-Control": "no-store"}
+    headers = _own_headers(request)
     if status == 503:
         headers["Retry-After"] = str(RETRY_SECONDS)
     if "allow" in refused.more:
         headers["Allow"] = refused.more["allow"]
     more = {"available": refused.more["available"]} if "available" in refused.more else {}
     return json_error(status, refused.message or message, kind, refused.code, headers, **more)
+
+
+def _own_headers(request: HttpRequest) -> dict[str, str]:
+    return {"X-Request-Id": request_id(request), "Cache-Control": "no-store"}
 
 
 def _only(methods: str) -> Refused:

@@ -53,6 +53,7 @@ CASTS: dict[str, tuple[Read, Any]] = {
     "redis": (lambda env: env.redis("X"), ""),
     "keys": (lambda env: env.keys("X"), []),
     "bearer": (lambda env: env.bearer("X"), ""),
+    "header names": (lambda env: env.header_names("X", "*key*,*token*"), ["*key*", "*token*"]),
     "origins": (lambda env: env.origins("X"), []),
     "directory": (lambda env: env.directory("X"), ""),
 }
@@ -112,6 +113,8 @@ def test_a_variable_that_is_not_given_has_its_default(name: str, variables: dict
         ("keys", f" {KEYS[1]} , {KEYS[0]},", [KEYS[1], KEYS[0]]),
         ("bearer", "aZ09-._~+/==", "aZ09-._~+/=="),
         ("bearer", " word ", "word"),
+        ("header names", " X-Tenant-ID , *Key*,", ["x-tenant-id", "*key*"]),
+        ("header names", "*", ["*"]),
         ("origins", "*", ["*"]),
         ("origins", "https://app.example.org", ["https://app.example.org"]),
         (
@@ -208,6 +211,10 @@ def test_a_right_value_is_understood(name: str, raw: str, value: Any) -> None:
                 "https://b\u00fccher.example",
                 "ftp://a.b",
             )
+        ],
+        *[
+            ("header names", raw, "comma-separated names of headers, in which * stands for anything")
+            for raw in (",", "x y", "x:y", "[ab]", "x?", "caf\u00e9")
         ],
         *[
             ("directory", raw, "a directory that exists and can be written to")
@@ -335,6 +342,7 @@ def test_any_variable_can_come_from_a_file(name: str, tmp_path: Path) -> None:
         "redis": "redis://host",
         "keys": KEYS[0],
         "bearer": "word",
+        "header names": "x-tenant",
         "origins": "https://a.b",
         "directory": str(tmp_path),
     }.get(name, "3.5")
@@ -435,6 +443,7 @@ def test_the_defaults_are_those_of_the_settings_table(site: Path) -> None:
         "RESUME_MAX_TOTAL_BYTES": 268435456,
         "RESUME_CHECKPOINT_SECONDS": 5,
         "RESUME_ENCRYPTION_KEYS": [],
+        "CREDENTIAL_HEADERS": ["*auth*", "*cookie*", "*key*", "*secret*", "*token*"],
         "REDIS_URL": "",
         "METRICS_TOKEN": "",
         "PROMETHEUS_MULTIPROC_DIR": "",

@@ -449,6 +449,10 @@ PERSONAL: RawHeaders = [
     (b"proxy-authorization", b"Basic x"),
     (b"x-api-key", b"sk-two"),
     (b"api-key", b"sk-three"),
+    (b"X-Goog-Api-Key", b"sk-four"),
+    (b"x-auth-request-user", b"me"),
+    (b"x-amz-security-token", b"sk-five"),
+    (b"client-secret", b"sk-six"),
 ]
 KEPT: RawHeaders = [(b"x-tenant", b"t"), (b"user-agent", b"caf\xe9"), (b"x-tenant", b"u")]
 ORIGIN = Origin("request-1", b"/v1/chat/completions?x=%20\xff", [*KEPT[:1], *PERSONAL, *KEPT[1:]])
@@ -460,6 +464,7 @@ def test_a_request_is_kept_whole_but_for_what_is_personal() -> None:
     assert b"sk-one" not in kept
     assert b"a=1" not in kept
     assert b"Basic x" not in kept
+    assert b"sk-" not in kept
     origin, body = unpacked(kept, [])
     assert origin == Origin(ORIGIN.request_id, ORIGIN.target, KEPT)
     assert body == BODY
@@ -471,9 +476,36 @@ def test_what_is_personal_comes_from_the_one_who_comes_back() -> None:
         (b"x-tenant", b"another"),
         (b"last-event-id", b"7"),
         (b"Cookie", b"b=2"),
+        (b"X-Session-Token", b"sk-ten"),
+        (b"X-Resume-Token", b"the gateway's own"),
     ]
     origin, _ = unpacked(packed(ORIGIN, BODY), back)
-    assert origin.headers == [*KEPT, (b"Authorization", b"Bearer sk-two"), (b"Cookie", b"b=2")]
+    assert origin.headers == [
+        *KEPT,
+        (b"Authorization", b"Bearer sk-two"),
+        (b"Cookie", b"b=2"),
+        (b"X-Session-Token", b"sk-ten"),
+    ]
+
+
+def test_which_headers_are_personal_can_be_set_but_for_three(settings: Any) -> None:
+    settings.CREDENTIAL_HEADERS = ["x-tenant"]
+    origin, _ = unpacked(packed(ORIGIN, BODY), [(b"X-Tenant", b"v"), (b"api-key", b"sk-eleven")])
+    kept = [(name, value) for name, value in PERSONAL if name not in takeover.ALWAYS_PERSONAL]
+    assert origin.headers == [*kept, (b"user-agent", b"caf\xe9"), (b"X-Tenant", b"v")]
+
+
+def test_what_another_process_kept_gives_way_to_what_is_sent_again(settings: Any) -> None:
+    settings.CREDENTIAL_HEADERS = ["x-none"]
+    kept = packed(ORIGIN, BODY)
+    settings.CREDENTIAL_HEADERS = ["*key*"]
+    origin, _ = unpacked(kept, [(b"X-API-Key", b"sk-new")])
+    assert [value for name, value in origin.headers if name.lower() == b"x-api-key"] == [b"sk-new"]
+    assert (b"api-key", b"sk-three") in origin.headers
+
+
+def test_leg_2_of_the_process_that_began_a_stream_has_every_header() -> None:
+    assert set(PERSONAL) <= set(ORIGIN.leg2_headers)
 
 
 @given(
@@ -485,7 +517,7 @@ def test_what_is_personal_comes_from_the_one_who_comes_back() -> None:
 def test_any_request_comes_back_as_it_was(
     request_id: str, target: bytes, headers: RawHeaders, body: bytes
 ) -> None:
-    headers = [(name, value) for name, value in headers if name.lower() not in takeover.PERSONAL]
+    headers = [(name, value) for name, value in headers if not takeover.is_personal(name)]
     assert unpacked(packed(Origin(request_id, target, headers), body), []) == (
         Origin(request_id, target, headers),
         body,

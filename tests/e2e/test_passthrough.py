@@ -372,6 +372,34 @@ def test_a_request_id_is_made_where_there_is_none(plain: Gateway, upstream: Upst
     assert all(len(each[0]) >= 16 for each in ids)
 
 
+@pytest.mark.parametrize(
+    "sent, used",
+    [
+        ("a b\x1b[31m\xc3\xa9", "a%20b%1B[31m%C3%A9"),
+        ("x" * 5000, "x" * 128),
+        ("mine-1: rescued", "mine-1:%20rescued"),
+        ("ab-01_9.x/100%", "ab-01_9.x/100%"),
+    ],
+)
+def test_a_request_id_is_reflected_and_logged_quoted_and_cut(
+    gateway: GatewayFor, refusing_url: str, sent: str, used: str
+) -> None:
+    one = gateway(DOWNSTREAM_URL=refusing_url)
+    before = len(one.log)
+    answer = call(one.port, "GET", "/v1/models", [("X-Request-Id", sent)])
+    assert answer.all("X-Request-Id") == [used]
+    logged = one.log[before:]
+    assert f"request {used}: " in logged
+    assert "\x1b" not in logged
+
+
+def test_downstream_gets_the_request_id_as_the_client_sent_it(plain: Gateway, upstream: Upstream) -> None:
+    upstream.script(OK)
+    sent = "two words, " + "x" * 200
+    call(plain.port, "GET", "/v1/models", [("X-Request-Id", sent)])
+    assert upstream.requests[0].header("X-Request-Id") == sent
+
+
 def test_other_paths_answer_404_where_prefixes_are_named(gateway: GatewayFor, upstream: Upstream) -> None:
     fenced = gateway(PASSTHROUGH_PATHS="/v1/,/tokenize")
     upstream.script(OK, OK, OK)

@@ -245,7 +245,7 @@ def test_the_headers_of_one_who_comes_back(places: Places, upstream: Upstream) -
         back.read_rest().drop()
         first.read_rest()
     assert back.header("Content-Type") == "text/event-stream; charset=utf-8"
-    assert back.header("Cache-Control") == "no-cache"
+    assert back.all("Cache-Control") == first.all("Cache-Control") == ["no-store"]
     assert back.header("X-Accel-Buffering") == "no"
     assert back.header("X-Stream-Id") == ticket.stream_id
     assert back.header("X-Last-Event-Id") == "2"

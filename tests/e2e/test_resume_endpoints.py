@@ -189,6 +189,7 @@ def test_an_event_source_at_the_end_of_an_ended_stream_is_told_to_come_no_more(
     accepts = [("Accept", "text/event-stream")]
     at_end = rest(one, ended_stream, 5, accepts)
     assert (at_end.status, at_end.body) == (204, b"")
+    assert at_end.all("Cache-Control") == ["no-store"]
     assert len(blocks(rest(one, ended_stream, 4, accepts).body, 5)) == 1
     others = rest(one, ended_stream, 5)
     assert (others.status, others.body, others.complete) == (200, b"", True)
@@ -264,13 +265,15 @@ def test_other_methods_are_named_and_go_nowhere(
     answer = about(one, ended_stream, method, path)
     assert error_code(answer) == (405, "method_not_allowed")
     assert answer.header("Allow") == allowed
+    assert answer.all("Cache-Control") == ["no-store"]
     assert len(upstream.requests) == 1
 
 
 def test_what_is_below_the_streams_goes_nowhere(one: Gateway, upstream: Upstream) -> None:
     upstream.script()
     for target in ("/v1/streams/", "/v1/streams/x/y/z", "/v1/streams/" + "0" * 32 + "/more"):
-        assert call(one.port, "GET", target).status == 404
+        answer = call(one.port, "GET", target)
+        assert (answer.status, answer.all("Cache-Control")) == (404, ["no-store"])
     assert upstream.requests == []
 
 
@@ -292,6 +295,18 @@ def test_who_does_not_ask_gets_the_stream_as_it_was(one: Gateway, chat: Chat, up
     stream = chat(one, body())
     assert names(stream) == NONE
     assert stream.read_rest().body == b"".join(step.data for step in steps)
+
+
+def test_an_answer_with_a_token_is_in_no_cache(
+    one: Gateway, chat: Chat, upstream: Upstream, ended_stream: Ticket
+) -> None:
+    upstream.script(Reply([*started(VLLM), *ended(VLLM)]))
+    with ask(one) as stream:
+        assert stream.read_rest().all("Cache-Control") == ["no-store"]
+        assert stream.header("X-Resume-Token")
+    by_post = chat(one, body(), [*OURS, ("X-Resume-Token", ended_stream.token)]).read_rest()
+    for answer in (by_post, rest(one, ended_stream), about(one, ended_stream, "GET", "/status")):
+        assert (answer.status, answer.all("Cache-Control")) == (200, ["no-store"])
 
 
 @pytest.mark.parametrize("word", ["0", "false", "no", ""])

@@ -322,6 +322,16 @@ def test_a_refusal_is_logged_under_the_id_that_its_answer_has(one: Gateway) -> N
     assert f"request {given.decode()}: request_too_large" in one.log
 
 
+def test_a_refusal_quotes_and_cuts_the_id_of_its_client(one: Gateway) -> None:
+    sent = "two words " + "x" * 500
+    headers = refusal(
+        one, f"POST /v1/x HTTP/1.1\nHost: here\nX-Request-Id: {sent}\nContent-Length: {2 * MB + 1}"
+    )
+    used = ("two%20words%20" + "x" * 500)[:128]
+    assert re.findall(rb"X-Request-Id: ([^\r\n]*)", headers) == [used.encode()]
+    assert f"request {used}: request_too_large" in one.log
+
+
 def test_a_chunked_body_is_refused_when_it_has_become_too_large(one: Gateway, upstream: Upstream) -> None:
     upstream.script()
     refusal(one, f"{HEAD}\nTransfer-Encoding: chunked", b"%x\r\n%b\r\n" % (3 * MB, bytes(3 * MB)))
