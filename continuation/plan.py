@@ -9,7 +9,7 @@ from typing import Any
 
 from continuation.asking import asking_for_ids
 from continuation.chunks import parse, parse_exact
-from strategies.builders import whole_number
+from strategies.builders import truth, whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
 DEEPEST = 200
@@ -50,7 +50,7 @@ class Guarded:
 
     @property
     def asks_ids(self) -> bool:
-        return bool(self.request.get("return_token_ids"))
+        return truth(self.request.get("return_token_ids")) is True
 
     @property
     def leg1_body(self) -> bytes:
@@ -82,11 +82,12 @@ class Guarded:
 
     @property
     def stop_shown(self) -> bool:
-        return bool(self.request.get("include_stop_str_in_output") or self.request.get("no_stop_trim"))
+        switches = (self.request.get(name) for name in ("include_stop_str_in_output", "no_stop_trim"))
+        return any(map(truth, switches))
 
     def _asks(self, option: str) -> bool:
         options = self.request.get("stream_options")
-        return isinstance(options, dict) and bool(options.get(option))
+        return isinstance(options, dict) and truth(options.get(option)) is True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +127,11 @@ def _is_deep(request: dict[str, Any]) -> bool:
 
 
 def _pass_reason(request: dict[str, Any], opted_out: bool) -> PassReason | None:
-    if request.get("stream") is not True:
+    if truth(request.get("stream")) is not True:
         return PassReason.NOT_STREAM
     if opted_out:
         return PassReason.CLIENT_OPT_OUT
-    if request.get("continue_final_message") or request.get("add_generation_prompt") is False:
+    if truth(request.get("continue_final_message")) or truth(request.get("add_generation_prompt")) is False:
         return PassReason.CLIENT_CONTINUATION
     if _is_structured(request):
         return PassReason.STRUCTURED_OUTPUT

@@ -183,9 +183,9 @@ class Relay:
                 if read := self._body.read_nowait():
                     return self._heard(read)
         now = time.monotonic()
-        self._log_silence(now)
         if deadline is not None and now >= deadline:
             return self.splice.idle_expired(now)
+        self._log_silence(now)
         if self._keepalive and now >= self._sent_at + self._keepalive:
             return [Send(KEEPALIVE)]
         return []

@@ -233,8 +233,25 @@ class Splice:
         self._enter(Phase.LEG1)
         self._progress_at = now
 
+    @property
+    def _awaits_ending(self) -> bool:
+        """Whether the answer has its finish_reason, so that all that can still come is its ending."""
+        match self.phase:
+            case Phase.LEG1 | Phase.UNFRAMED:
+                return self._leg1.finish is not None and not self._leg1.another_goes_on
+            case Phase.LEG2:
+                return self._finish_sent
+            case _:
+                return False
+
     def idle_deadline(self) -> float | None:
-        """When silence becomes a failure; None while the gateway would go on waiting as if it were not there."""
+        """When silence ends the current leg; None while the gateway would go on waiting as if it were not there.
+
+        Before the finish that is a failure, which is acted on only where it can be mended. After it the answer is
+        whole, in either leg: its ending is added.
+        """
+        if self._awaits_ending:
+            return self._progress_at + self.options.idle_timeout
         leg = self._delivered_leg
         if self.phase is not Phase.LEG1 or not self.options.enabled or leg.finish:
             return None
@@ -258,7 +275,8 @@ class Splice:
                 return []
 
     def leg_ended(self, failure: Failure, now: float, detail: str = "") -> list[Action]:
-        """The current leg's bytes are over: EOF for a clean end, DISCONNECT for a broken one."""
+        """The current leg's bytes are over: EOF for a clean end, DISCONNECT for a broken one, IDLE_TIMEOUT for silence
+        after the finish."""
         self._failure_detail = self._failure_detail or detail
         match self.phase:
             case Phase.LEG1:
@@ -272,7 +290,11 @@ class Splice:
 
     def idle_expired(self, now: float) -> list[Action]:
         deadline = self.idle_deadline()
-        return self._fail(Failure.IDLE_TIMEOUT, now) if deadline is not None and now >= deadline else []
+        if deadline is None or now < deadline:
+            return []
+        if self._awaits_ending:
+            return self.leg_ended(Failure.IDLE_TIMEOUT, now, "silence after the finish")
+        return self._fail(Failure.IDLE_TIMEOUT, now)
 
     def leg2_opened(self, status: int, now: float, told: Delivered | None = None) -> None:
         """told: the partial's tokens, where the route has counted them."""
@@ -412,6 +434,8 @@ class Splice:
                 self._end(Phase.DONE, now)
                 return [*_send(forward), CloseLeg()]
         phase = Phase.UNFRAMED if self._decoder.skipping else Phase.LEG1
+        if phase is Phase.UNFRAMED:
+            self._progress_at = now
         if phase is not self.phase:
             self._enter(phase)
         return _send(forward)
@@ -537,8 +561,14 @@ class Splice:
         self._event_at = now
         if leg.absorb(chunk) or first:
             self._progress_at = now
-        if leg.finish and usage_of(chunk) is not None and not choices(chunk):
+        if leg.finish and usage_of(chunk) and (not choices(chunk) or self._shows_usage_with_choices):
             self._usage_sent = True
+
+    @property
+    def _shows_usage_with_choices(self) -> bool:
+        """Whether usage in a chunk that has choices is the last that the client is to see. Where only the gateway
+        asked for it, it is hidden; where the client asked for running usage, an event of its own comes after it."""
+        return not (self.plan.carries_ids or self.plan.asks_usage_always)
 
     def _leg1_over(self, failure: Failure, now: float) -> list[Action]:
         last = self._decoder.finish()
@@ -731,8 +761,11 @@ class Splice:
         assert self._leg2
         assert self._rewriter
         assert self._seam
+        counted = count(self._leg2_usage, "completion_tokens") or 0
         self._leg2_usage = usage_of(chunk) or self._leg2_usage
         if self._rewriter.finish_sent:
+            if (count(self._leg2_usage, "completion_tokens") or 0) > counted:
+                self._progress_at = now
             return [], None
         self._leg2.absorb(chunk)
         if self._leg2.finish == "stop" and self._is_empty():
@@ -743,6 +776,8 @@ class Splice:
             message = "leg 2 told the answer again, and differently"
             return [], self._leg2_failed(Reason.LEG2_RESTARTED, message, now)
         events = self._held_or_shown(texts, calls)
+        if self._rewriter.finish_sent:
+            self._progress_at = now
         if self._seam_at is None and self._rewriter.text_seen:
             self._seam_at = now
         if self._seam.stopped_at is not None:
@@ -770,7 +805,8 @@ class Splice:
     def _leg2_over(self, failure: Failure, now: float, detail: str) -> list[Action]:
         """Leg 2's bytes are over, or hold something that ends them."""
         assert self._rewriter
-        last = self._decoder.finish() if failure in (Failure.EOF, Failure.DISCONNECT) else None
+        is_over = failure in (Failure.EOF, Failure.DISCONNECT, Failure.IDLE_TIMEOUT)
+        last = self._decoder.finish() if is_over else None
         if last is not None and last.data and not _is_cut(last):
             events, ending = self._leg2_event(last, now)
             return [

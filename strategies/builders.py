@@ -14,6 +14,8 @@ REQUEST_ID_KEYS = ("request_id", "rid")
 
 _WHOLE_TEXT = re.compile(r"[+-]?[0-9]{1,18}(\.0+)?")
 _LARGEST = 2**63 - 1
+_TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE_WORDS = frozenset({"0", "false", "f", "no", "n", "off"})
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -70,7 +72,7 @@ def continuation_body(
     if partial.content and strategy.thinking_key:
         switches = _object(client_body.get("chat_template_kwargs"))
         body["chat_template_kwargs"] = {**switches, strategy.thinking_key: False}
-    if client_body.get("echo"):
+    if truth(client_body.get("echo")):
         body["echo"] = False  # else the engine repeats the prefix to the client
     return body
 
@@ -91,6 +93,17 @@ def whole_number(value: object) -> int | None:
     if isinstance(value, float) and not value.is_integer():  # nor is inf or nan
         return None
     return int(value) if abs(value) <= _LARGEST else None
+
+
+def truth(value: object) -> bool | None:
+    """The value as engines read a boolean (pydantic, not strict): true, 1, 1.0, "true", "t", "yes", "y", "on", "1" and
+    their opposites, in any case; None if it is none of these, which engines refuse."""
+    if isinstance(value, str):
+        word = value.lower()
+        return True if word in _TRUE_WORDS else False if word in _FALSE_WORDS else None
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    return None
 
 
 def without_lone_surrogates(text: str) -> str:

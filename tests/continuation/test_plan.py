@@ -24,7 +24,13 @@ def planned(body: Any, opted_out: bool = False, choice: Choice = CONFIGURED) -> 
     [
         ({"stream": False}, "not_stream"),
         ({"stream": None}, "not_stream"),
-        ({"stream": "yes"}, "not_stream"),
+        *(
+            ({"stream": no}, "not_stream")
+            for no in (0, 0.0, "0", "false", "No", "off", 2, "2", "", "truth", [], {})
+        ),
+        ({"continue_final_message": "true"}, "client_continuation"),
+        ({"add_generation_prompt": 0}, "client_continuation"),
+        ({"add_generation_prompt": "False"}, "client_continuation"),
         ({"continue_final_message": True}, "client_continuation"),
         ({"add_generation_prompt": False}, "client_continuation"),
         ({"response_format": {"type": "json_object"}}, "structured_output"),
@@ -57,6 +63,9 @@ def test_a_reason_to_pass_through(more: dict[str, Any], reason: str) -> None:
         {"response_format": "json_object"},
         {"guided_json": None},
         {"continue_final_message": False, "add_generation_prompt": True},
+        {"continue_final_message": "false", "add_generation_prompt": "true"},
+        {"stream_options": {"include_usage": "off"}, "return_token_ids": "no"},
+        *({"stream": yes} for yes in (1, 1.0, "1", "true", "TRUE", "t", "yes", "Y", "on", "On")),
         {"max_tokens": "ten", "stream_options": [], "messages": {"a": 1}, "stop": {"x": 1}, "model": 7},
     ],
 )
@@ -105,6 +114,9 @@ def test_stops_and_usage_options_are_read() -> None:
         False,
         True,
     )
+    found = planned(BASE | {"stop": "x", "stream_options": {"include_usage": 1}, "no_stop_trim": "false"})
+    assert isinstance(found, Guarded)
+    assert (found.asks_usage, found.stop_shown) == (True, False)
     found = planned(BASE | {"stop": ["a", "", None, "b"], "stream_options": {"continuous_usage_stats": True}})
     assert isinstance(found, Guarded)
     assert (found.stops, found.asks_usage, found.asks_usage_always) == (("a", "b"), False, True)

@@ -310,7 +310,7 @@ def test_an_error_of_several_lines_is_told_in_one_event() -> None:
 
 # -- ends --------------------------------------------------------------------------------------------
 
-FINISHES = ["content_filter", "function_call", "STOP", "eos", "insufficient_system_resource", "null "]
+FINISHES = ["content_filter", "function_call", "STOP", "eos", "insufficient_quota", "null "]
 
 
 @pytest.mark.parametrize("word", FINISHES)

@@ -112,7 +112,6 @@ def test_silence_is_a_failure_only_where_it_can_be_mended() -> None:
     assert Play().reads(role()).splice.idle_deadline() is None  # nothing to recover
     assert Play(enabled=False).reads(content("x")).splice.idle_deadline() is None
     assert Play().reads(content("x"), chunk({"tool_calls": [{"index": 0}]})).splice.idle_deadline() is None
-    assert Play().reads(content("x"), chunk({}, "stop")).splice.idle_deadline() is None
     assert (
         Play().reads(content("\ud83d"), content("\ud83d")).splice.idle_deadline() is None
     )  # half characters
@@ -122,6 +121,59 @@ def test_silence_is_a_failure_only_where_it_can_be_mended() -> None:
     assert play.legs == []
     play.waits(0.1).leg2(*finished(content("y", ID2))).whole()
     assert play.record.failure == "idle_timeout"
+
+
+CALL = chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]})
+PINGS = (b": ping\n\n", chunk({}), chunk({"content": ""}), b"data\n\n", event({**ID, "choices": []}))
+
+
+@pytest.mark.parametrize("options", [{}, {"enabled": False}, {"buffer_tool_calls": True}], ids=str)
+@pytest.mark.parametrize(
+    "said", [(content("yes"),), (content("yes"), CALL), (CALL,)], ids=["text", "both", "call"]
+)
+def test_silence_after_the_finish_ends_the_answer_as_a_lost_ending_does(
+    options: dict[str, Any], said: tuple[bytes, ...]
+) -> None:
+    leg1 = (role(), *said, chunk({}, "stop"))
+    play = Play(ASKS, idle_timeout=5, **options).reads(*leg1).waits(2).reads(*PINGS).waits(2.9)
+    assert play.sent == b"".join((*leg1, *PINGS))
+    answer = play.waits(0.1).whole()
+    assert (len(answer.usages), play.asked) == (1, 0)
+    assert (play.record.failure, play.record.outcome, play.record.reason) == (
+        "idle_timeout",
+        "completed",
+        "ending_lost",
+    )
+
+
+def test_silence_after_the_finish_is_counted_from_the_last_news() -> None:
+    play = Play(ASKS, idle_timeout=5).reads(content("yes"), chunk({}, "stop")).waits(4)
+    play.reads(usage(9, 2)).waits(4)
+    assert not play.splice.ended
+    assert play.waits(1).whole().usages == [tokens(9, 2)]
+    bare = Play(ASKS, idle_timeout=5).reads(content("yes"), chunk({}, "stop"), usage(9, 2)[:-1]).waits(5)
+    assert bare.whole().usages == [tokens(9, 2)]  # its blank line has not come
+
+
+@pytest.mark.parametrize("pings", [(), PINGS], ids=["silence", "pings"])
+def test_silence_after_the_finish_of_leg_2_ends_the_answer_too(pings: tuple[bytes, ...]) -> None:
+    play = Play(ASKS, idle_timeout=5).reads(content("a")).ends()
+    play.leg2(role(ID2), content("b", ID2)).waits(60)
+    assert not play.splice.ended  # before the finish there is no idle limit
+    play.reads(chunk({}, "stop", ident=ID2), *pings).waits(4).reads(*pings).waits(0.9)
+    assert not play.splice.ended
+    answer = play.waits(0.1).whole()
+    assert (answer.content, len(answer.usages), play.record.outcome) == ("ab", 1, "rescued")
+    counted = Play(ASKS, idle_timeout=5).reads(content("a")).ends().leg2(*finished(content("b", ID2))[:-1])
+    assert counted.waits(5).whole().usages == [tokens(5, 1 + 7)]
+
+
+def test_silence_in_a_large_event_behind_the_finish_ends_the_answer() -> None:
+    finish = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"x":"'
+    play = Play(event_limit=300, idle_timeout=5).reads(content("x"), finish + b"y" * 400).waits(4)
+    play.reads(b"y" * 400).waits(4.9)
+    assert not play.splice.ended
+    assert play.waits(0.1).sent.endswith(b"y\n\n" + DONE)
 
 
 def test_only_what_brings_something_new_resets_the_clock() -> None:
@@ -445,6 +497,20 @@ def test_usage_that_comes_before_the_finish_of_a_healthy_stream_comes_after_it()
     assert Play(ASKS).reads(usage(9, 0), said, newer, DONE).sent == said + newer + DONE
     lost = Play(ASKS).reads(said, usage(9, 1), finish).ends()
     assert lost.whole().usages == [tokens(9, 1)]
+
+
+@pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
+def test_usage_in_the_chunk_of_the_finish_is_told_once(failure: Failure) -> None:
+    told = chunk({}, "stop", usage=tokens(9, 1))
+    assert Play(ASKS).reads(role(), content("abcd"), told).ends(failure).whole().usages == [tokens(9, 1)]
+    behind = event({**ID, "choices": [{"index": 0, "delta": {}}], "usage": tokens(9, 1)})
+    play = Play(ASKS).reads(role(), content("abcd"), chunk({}, "stop"), behind).ends(failure)
+    assert play.whole().usages == [tokens(9, 1)]
+    running = Play(ALWAYS).reads(role(), content("abcd"), told).ends(failure)
+    assert running.whole().usages == [tokens(9, 1), tokens(9, 1)]  # as engines end a running count
+    leg2 = Play(ASKS).reads(role(), content("abcd")).ends()
+    leg2.leg2(content("b", ID2), chunk({}, "stop", ident=ID2, usage=tokens(10, 1)), ended=failure)
+    assert len(leg2.whole().usages) == 1
 
 
 def test_usage_that_nobody_will_tell_again_is_not_kept() -> None:

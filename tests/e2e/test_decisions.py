@@ -265,6 +265,58 @@ def test_a_beginning_of_an_event_is_not_shown(
     one_whole_answer(stream, reasoning="", content="ab", like=VLLM)
 
 
+SILENT: dict[str, list[Step]] = {
+    "silence": [HoldOpen()],
+    "pings": [step for _ in range(200) for step in (Send(b": ping\n\n"), Pause(0.05))],
+    "empty-deltas": [step for _ in range(200) for step in (VLLM.delta({"content": ""}), Pause(0.05))],
+}
+
+
+@pytest.mark.parametrize("silence", SILENT.values(), ids=SILENT)
+@pytest.mark.parametrize("enabled", ["true", "false"])
+@pytest.mark.parametrize("calls", [False, True], ids=["text", "tool-calls"])
+def test_silence_after_the_finish_ends_the_answer_and_releases_downstream(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat, silence: list[Step], enabled: str, calls: bool
+) -> None:
+    one = gateway(CONTINUATION_ENABLED=enabled, **QUICK)
+    said = [
+        *started(VLLM, [], ["yes"]),
+        *(TOOL if calls else []),
+        VLLM.finish("tool_calls" if calls else "stop"),
+    ]
+    stream = read(one, upstream, chat, asking_usage(), Reply([*said, *silence]))
+    answer = Answer.of(stream.body)
+    assert stream.body.startswith(joined(said))
+    assert (stream.complete, answer.done, len(answer.usages), answer.errors) == (True, 1, 1, [])
+    upstream.wait_until_idle(2)
+    assert told(one, stream)[::3] == ("idle_timeout", "completed")
+
+
+@pytest.mark.parametrize("silence", SILENT.values(), ids=SILENT)
+def test_silence_after_the_finish_of_leg_2_ends_the_answer_and_releases_it(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat, silence: list[Step]
+) -> None:
+    one = gateway(**QUICK)
+    leg2 = Reply([*started(VLLM_LEG2, [], ["b"]), VLLM_LEG2.finish(), *silence])
+    stream = read(one, upstream, chat, asking_usage(), Reply(started(VLLM, [], ["a"])), leg2)
+    one_whole_answer(stream, reasoning="", content="ab", like=VLLM, usage=True)
+    upstream.wait_until_idle(2)
+    assert told(one, stream)[3] == "rescued"
+
+
+@pytest.mark.parametrize("end", [[], [Cut()], [Reset()]], ids=["eof", "cut", "reset"])
+def test_usage_in_the_chunk_of_a_finish_whose_ending_is_lost_is_told_once(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat, end: list[Step]
+) -> None:
+    gate = Gate()
+    said = [*started(VLLM, [], ["yes"]), VLLM.finish(usage=VLLM.counts(21, 2))]
+    upstream.script(Reply([*said, Pause(gate), *end]))
+    stream = chat(gateway(), asking_usage())
+    stream.read_until(said[-1].data)
+    gate.open()
+    assert stream.read_rest().body == joined([*said, DONE])
+
+
 def test_an_error_after_the_finish_leaves_the_answer_whole(
     gateway: GatewayFor, upstream: Upstream, chat: Chat
 ) -> None:

@@ -57,6 +57,7 @@ PASSED: list[tuple[str, Any, Headers]] = [
 ]
 GUARDED: list[dict[str, Any]] = [
     {},
+    *({"stream": yes} for yes in (1, 1.0, "1", "true", "True", "yes", "on")),
     {"n": 1},
     {"n": None},
     {"add_generation_prompt": True},

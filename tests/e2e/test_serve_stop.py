@@ -76,6 +76,18 @@ def stop_and_wait_until_closed(one: Gateway, number: int = signal.SIGTERM) -> No
     wait_until(lambda: refuses(one.port), lambda: one.log)
 
 
+def test_a_stop_does_not_wait_for_an_engine_that_never_ends_a_finished_answer(
+    serving: Serving, upstream: Upstream
+) -> None:
+    one = serving(STALL_IDLE_TIMEOUT_SECONDS="1")
+    said = [*started(VLLM, [], ["yes"]), VLLM.finish()]
+    upstream.script(Reply([*said, HoldOpen()]))
+    with chat(one) as stream:
+        stream.read_until(said[-1].data)
+        assert one.stop(PATIENCE) == 0
+        one_whole_answer(stream.read_rest(), reasoning="", content="yes", like=VLLM)
+
+
 def test_who_answers_on_the_port_of_a_gateway_is_not_taken_for_it(
     template: Path, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
