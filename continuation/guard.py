@@ -47,7 +47,11 @@ class Origin:
 
 def choice() -> Choice:
     largest = int(settings.MAX_CONTINUATION_BODY_MB * MB)
-    return Choice(settings.CONTINUATION_MODEL, settings.CONTINUATION_ENGINE, largest)
+    return Choice(settings.CONTINUATION_MODEL, settings.CONTINUATION_ENGINE, largest, estimator())
+
+
+def estimator() -> Estimator:
+    return Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN)
 
 
 def options() -> Options:
@@ -55,7 +59,7 @@ def options() -> Options:
         enabled=settings.CONTINUATION_ENABLED,
         idle_timeout=settings.STALL_IDLE_TIMEOUT_SECONDS,
         failed_finishes=frozenset(settings.FAILED_FINISH_REASONS),
-        estimator=Estimator(settings.CJK_CHARS_PER_TOKEN, settings.OTHER_CHARS_PER_TOKEN),
+        estimator=estimator(),
         partial_limit=max(1, int(settings.MAX_CONTINUATION_BODY_MB * MB)),
         store_text=settings.AUDIT_STORE_TEXT,
         buffer_tool_calls=settings.BUFFER_TOOL_CALLS,

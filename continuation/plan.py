@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from continuation.asking import asking_for_ids
 from continuation.chunks import parse, parse_exact
-from strategies.builders import truth, whole_number
+from continuation.usage import Conversation, Estimator
+from strategies.builders import remaining_budget, truth, whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
 DEEPEST = 200
+# A body above this is read and written in a thread: it would hold up the other streams.
+INLINE_BYTES = 2**16
 STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
 
 
@@ -37,20 +40,59 @@ class Passthrough:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A request whose stream is watched. `request` is the parsed `body`; the strategy stays pinned to it."""
+    """A request whose stream is watched: its bytes, and the few fields that are asked for while the stream lives.
+
+    The parsed body is not among them: it may take 24 times the memory of its bytes.
+
+    strategy        stays pinned to the request
+    stops           its stop strings; stop_shown: whether the engine shows them
+    budget          tokens: the smaller of its limits, None without one
+    asks_ids        whether the client asked for token ids
+    asks_usage      whether it asked for the usage event at the end; asks_usage_always: for usage on every chunk
+    conversation    of a body above INLINE_BYTES; that of a small one is read when it is needed, which is seldom
+    """
 
     body: bytes
-    request: Mapping[str, Any]
     strategy: CompiledStrategy
+    model: str = ""
+    stops: tuple[str, ...] = ()
+    stop_shown: bool = False
+    budget: int | None = None
+    asks_ids: bool = False
+    asks_usage: bool = False
+    asks_usage_always: bool = False
+    conversation: Conversation | None = None
+
+    @classmethod
+    def of(
+        cls,
+        body: bytes,
+        request: Mapping[str, Any],
+        strategy: CompiledStrategy,
+        conversation: Conversation | None = None,
+    ) -> Guarded:
+        """request: the parsed `body`."""
+        model, options = request.get("model"), request.get("stream_options")
+        asked = options if isinstance(options, dict) else {}
+        return cls(
+            body,
+            strategy,
+            model=model if isinstance(model, str) else "",
+            stops=_stops(request.get("stop")),
+            stop_shown=any(
+                truth(request.get(name)) for name in ("include_stop_str_in_output", "no_stop_trim")
+            ),
+            budget=remaining_budget(request, 0),
+            asks_ids=truth(request.get("return_token_ids")) is True,
+            asks_usage=truth(asked.get("include_usage")) is True,
+            asks_usage_always=truth(asked.get("continuous_usage_stats")) is True,
+            conversation=conversation,
+        )
 
     @property
     def carries_ids(self) -> bool:
         """Whether leg 1 is asked for token ids. With stop strings they run ahead of the text, and are no use."""
         return self.strategy.token_exact and not self.stops
-
-    @property
-    def asks_ids(self) -> bool:
-        return truth(self.request.get("return_token_ids")) is True
 
     @property
     def leg1_body(self) -> bytes:
@@ -59,44 +101,28 @@ class Guarded:
             return self.body
         return asking_for_ids(parse_exact(self.body))
 
-    @property
-    def model(self) -> str:
-        model = self.request.get("model")
-        return model if isinstance(model, str) else ""
+    def read_conversation(self, estimator: Estimator) -> Conversation:
+        """In as much time as it takes to parse the body, where it has not been read yet."""
+        return self.conversation or Conversation.of(parse(self.body), estimator)
 
-    @property
-    def asks_usage(self) -> bool:
-        """Whether the client asked for the usage event at the end."""
-        return self._asks("include_usage")
+    def remaining(self, spent: int) -> int | None:
+        """Tokens that are left of the budget after `spent`; None without one."""
+        return None if self.budget is None else self.budget - spent
 
-    @property
-    def asks_usage_always(self) -> bool:
-        """Whether the client asked for usage on every chunk."""
-        return self._asks("continuous_usage_stats")
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        stop = self.request.get("stop")
-        found = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-        return tuple(word for word in found if isinstance(word, str) and word)
-
-    @property
-    def stop_shown(self) -> bool:
-        switches = (self.request.get(name) for name in ("include_stop_str_in_output", "no_stop_trim"))
-        return any(map(truth, switches))
-
-    def _asks(self, option: str) -> bool:
-        options = self.request.get("stream_options")
-        return isinstance(options, dict) and truth(options.get(option)) is True
+def _stops(stop: object) -> tuple[str, ...]:
+    found = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return tuple(word for word in found if isinstance(word, str) and word)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the operator configured: CONTINUATION_MODEL, CONTINUATION_ENGINE, and the largest body in bytes."""
+    """What the operator configured: CONTINUATION_MODEL and _ENGINE, the largest body in bytes, the estimate."""
 
     model: str
     engine: str
     largest_body: int
+    estimator: Estimator = field(default_factory=Estimator)
 
 
 def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Guarded | Passthrough:
@@ -112,7 +138,10 @@ def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Gu
         return Passthrough(reason)
     model = request.get("model")
     strategy = book.select(model if isinstance(model, str) else "", choice.model, choice.engine).strategy
-    return Guarded(body, request, strategy) if strategy else Passthrough(PassReason.NO_STRATEGY)
+    if strategy is None:
+        return Passthrough(PassReason.NO_STRATEGY)
+    conversation = Conversation.of(request, choice.estimator) if len(body) > INLINE_BYTES else None
+    return Guarded.of(body, request, strategy, conversation)
 
 
 def _is_deep(request: dict[str, Any]) -> bool:

@@ -64,17 +64,9 @@ from continuation.rewrite import Rewriter, chunk_like, finish_choice
 from continuation.seam import RestartDeparted, Seam
 from continuation.shelf import Shelf
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
-from continuation.usage import (
-    Delivered,
-    Estimator,
-    arguments_of,
-    delivered,
-    has_media,
-    joined_usage,
-    texts_of,
-)
+from continuation.usage import Conversation, Delivered, Estimator, delivered, joined_usage
 from continuation.wording import failed_message, first_line
-from strategies.builders import continuation_body, prefix, remaining_budget, without_lone_surrogates
+from strategies.builders import continuation_body, prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 
 logger = logging.getLogger(__name__)
@@ -201,7 +193,7 @@ class Splice:
         self._partial = Partial()
         self._before = Delivered(0, 0)
         self._usage_sent = False
-        self._prompt_estimate: int | None = None
+        self._conversation: Conversation | None = None
         self._leg2_usage: JSON | None = None
         self._failure: Failure | None = None
         self._failure_detail = ""
@@ -669,7 +661,7 @@ class Splice:
 
     @property
     def _remaining(self) -> int | None:
-        return remaining_budget(self.plan.request, self._before.completion)
+        return self.plan.remaining(self._before.completion)
 
     def _continue(self, now: float) -> list[Action]:
         self._line_feed_due = False
@@ -824,7 +816,7 @@ class Splice:
         return [Send(usage + DONE_EVENT), CloseLeg()]
 
     def _leg2_failed(self, reason: Reason, message: str, now: float) -> list[Action]:
-        self._leg2_message = first_line(message, self._conversation())
+        self._leg2_message = self._quoted(message)
         silent = self._finish_sent or self._shelf2.holding or reason is Reason.LEG2_RESTARTED
         words = [] if silent else self._last_words()
         self._shelf2.drop()
@@ -844,16 +836,25 @@ class Splice:
             logger.exception("request %s: text at the seam could not be shown", self.request_id)
             return []
 
-    def _conversation(self) -> list[str]:
+    def _quoted(self, message: str) -> str:
+        """What the audit holds of an engine's message."""
+        return first_line(message, self._repeatable()) if message else ""
+
+    def _repeatable(self) -> list[str]:
         """Texts that an engine may repeat in an error, and that must not be kept."""
-        messages = self.plan.request.get("messages")
-        told = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
         return [
             prefix(self.plan.strategy, self._partial),
             self._partial.reasoning,
             self._partial.content,
-            *(text for message in told for text in (*texts_of(message), *arguments_of(message))),
+            *self._asked.openings.split("\n"),
         ]
+
+    @property
+    def _asked(self) -> Conversation:
+        """What the client's request holds."""
+        if self._conversation is None:
+            self._conversation = self.plan.read_conversation(self.options.estimator)
+        return self._conversation
 
     # -- endings -----------------------------------------------------------------------------------
 
@@ -909,11 +910,9 @@ class Splice:
 
     def _prompt_tokens(self, leg2: JSON | None) -> int:
         told, estimator = count(leg2, "prompt_tokens"), self.options.estimator
-        if told is not None and has_media(dict(self.plan.request)):
+        if told is not None and self._asked.has_media:
             return max(0, told - estimator.tokens(prefix(self.plan.strategy, self._partial)))
-        if self._prompt_estimate is None:
-            self._prompt_estimate = estimator.prompt_tokens(dict(self.plan.request))
-        return self._prompt_estimate
+        return self._asked.prompt_tokens
 
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
@@ -933,7 +932,7 @@ class Splice:
         leg, verdict = self._leg1, self._verdict
         partial = self._partial if self._failure else leg.partial
         before = self._before if self._failure else self._counted(partial)
-        budget = remaining_budget(self.plan.request, 0)
+        budget = self.plan.budget
         continued = self._leg2 is not None
         return StreamRecord(
             created_at=self._created_at,
@@ -966,7 +965,7 @@ class Splice:
             usage_after=self._joined(self._leg2_counts()) if self._outcome is Outcome.RESCUED else None,
             partial_text=partial.reasoning + partial.content if self.options.store_text else "",
             continued_text=self._continued_text() if self.options.store_text else "",
-            extra={"failure_detail": first_line(self._failure_detail, self._conversation())}
+            extra={"failure_detail": self._quoted(self._failure_detail)}
             | ({"taken_over": True} if self._taken_over else {})
             | self._ids_note()
             | self._shelf.note("leg1")

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuation.chunks import JSON, count, reasoning_tokens
+from continuation.wording import opening_of
 
 # Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.
 _CJK = re.compile(
     "[\u2e80-\u303f\u3040-\u30ff\u3100-\u31ff\u3200-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff"
     "\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff]+"
 )
+# Characters that are looked at without a break for other threads.
+_SLICE = 2**16
 _TEXT_PARTS = ("text", "input_text", "refusal", "thinking")
 
 
@@ -26,7 +29,7 @@ class Estimator:
     other: float = 4.0
 
     def tokens(self, text: str) -> int:
-        wide = 0 if text.isascii() else len(text) - len(_CJK.sub("", text))
+        wide = _wide(text)
         return math.ceil(round(wide / self.cjk + (len(text) - wide) / self.other, 9))
 
     def prompt_tokens(self, body: JSON) -> int:
@@ -43,6 +46,14 @@ class Estimator:
     def _message(self, message: JSON) -> int:
         texts = [*texts_of(message), *(_json(function) for function in _functions(message))]
         return sum(self.tokens(text) for text in texts)
+
+
+def _wide(text: str) -> int:
+    """How many of its characters are CJK."""
+    if text.isascii():
+        return 0
+    slices = (text[at : at + _SLICE] for at in range(0, len(text), _SLICE))
+    return len(text) - sum(len(_CJK.sub("", one)) for one in slices)
 
 
 def texts_of(message: JSON) -> list[str]:
@@ -78,6 +89,28 @@ def has_media(body: JSON) -> bool:
         if isinstance(part, dict)
     ]
     return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is needed of a request's texts when its stream has broken.
+
+    prompt_tokens   estimated
+    has_media       see there
+    openings        a line for each text: its first characters, by which an engine's error is seen to repeat it
+    """
+
+    prompt_tokens: int
+    has_media: bool
+    openings: str
+
+    @classmethod
+    def of(cls, request: JSON, estimator: Estimator) -> Conversation:
+        messages = request.get("messages")
+        found = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+        openings = (opening_of(text) for m in found for text in (*texts_of(m), *arguments_of(m)))
+        lines = dict.fromkeys(opening for opening in openings if opening and "\n" not in opening)
+        return cls(estimator.prompt_tokens(request), has_media(request), "\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

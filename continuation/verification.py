@@ -711,7 +711,7 @@ class _Bench:
 
     async def _finding(self, variant: Variant, cut: Cut) -> Finding:
         answer = self._answers[cut.prompt]
-        plan = Guarded(dump(answer.body), answer.body, variant.strategy)
+        plan = Guarded.of(dump(answer.body), answer.body, variant.strategy)
         recording = answer.again if plan.carries_ids else answer.plain
         events = verdicts.events_at(cut, recording.steps)
         if not events:

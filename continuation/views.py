@@ -18,7 +18,7 @@ from continuation.client import Upstream, open_upstream
 from continuation.failures import describe, status_for
 from continuation.guard import MB, Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders, end_to_end, json_error, with_headers
-from continuation.plan import Guarded, PassReason, Passthrough, plan
+from continuation.plan import INLINE_BYTES, Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
 from continuation.requests import body_size, headers_of, request_id, scope_of, target_of
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
@@ -30,8 +30,6 @@ from strategies import cache
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**16
-# A body above this is read and rewritten in a thread: it would hold up the other streams.
-PARSE_INLINE_BYTES = 2**18
 NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 # type, code and message by status
 UNDELIVERED = {
@@ -64,7 +62,7 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     body = request.read()
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
     arguments = (body, opted_out, cache.current(), configured)
-    planned = await asyncio.to_thread(plan, *arguments) if size > PARSE_INLINE_BYTES else plan(*arguments)
+    planned = await asyncio.to_thread(plan, *arguments) if size > INLINE_BYTES else plan(*arguments)
     if isinstance(planned, Passthrough):
         metrics.planned(planned.reason)
         return await _pass_through(request, planned, body)
@@ -153,7 +151,7 @@ async def _open_leg1(planned: Guarded, origin: Origin) -> Upstream:
 
 
 async def _leg1_body(planned: Guarded) -> bytes:
-    if planned.carries_ids and len(planned.body) > PARSE_INLINE_BYTES:
+    if planned.carries_ids and len(planned.body) > INLINE_BYTES:
         return await asyncio.to_thread(lambda: planned.leg1_body)
     return planned.leg1_body
 

@@ -54,12 +54,17 @@ def failed_message(failure: Failure | None, reason: Reason) -> str:
     return f"The stream was interrupted: {'; '.join(filter(None, why))}."
 
 
+def opening_of(text: str) -> str:
+    """By what a text of the conversation is recognized."""
+    return text.strip()[:_PROBE_CHARS]
+
+
 def first_line(message: str, conversation: Iterable[str]) -> str:
     """The first line of an engine's message, cut before it repeats any of the conversation; 200 characters at most."""
     line = message.lstrip().partition("\n")[0][:_LINE_CHARS].strip()
     ends = [found.start()] if (found := _REPEATS.search(line)) else []
     for text in conversation:
-        probe = text.strip()[:_PROBE_CHARS]
+        probe = opening_of(text)
         if len(probe) >= _LEAST_PROBE and (at := line.find(probe)) >= 0:
             ends.append(at)
     return line[: min(ends, default=len(line))].rstrip(" :,{'\"")[:MESSAGE_CHARS]

@@ -118,7 +118,7 @@ class Play:
         self, body: dict[str, Any] | None = None, strategy: CompiledStrategy = GENERIC, **options: Any
     ) -> None:
         request = {"model": "m", "stream": True, "messages": [QUESTION], **(body or {})}
-        self.plan = Guarded(json.dumps(request).encode(), request, strategy)
+        self.plan = Guarded.of(json.dumps(request).encode(), request, strategy)
         self.now = 0.0
         self.splice = Splice(
             self.plan, Options(**options), "request-1", datetime(2026, 1, 1, tzinfo=UTC), 0.0

@@ -1,6 +1,7 @@
 """A chat request is guarded, or passed through for a reason; nothing in a body raises."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuation.plan import Choice, Guarded, Passthrough, plan
+from continuation.usage import Conversation, Estimator
 from strategies.types import GENERIC, CompiledStrategy, StrategyBook
 
 BASE: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}
@@ -137,4 +139,32 @@ def test_nothing_in_a_body_raises(body: dict[str, Any]) -> None:
     if isinstance(found, Guarded):
         assert isinstance(found.model, str)
         assert all(isinstance(stop, str) for stop in found.stops)
-        assert not found.asks_usage or found.request["stream_options"]
+        assert not found.asks_usage or json.loads(found.body)["stream_options"]
+
+
+def test_of_a_guarded_request_little_more_than_its_bytes_is_in_memory() -> None:
+    """Parsed it takes 24 times as much."""
+    body = b'{"stream":true,"messages":[' + b"{}," * 99_000 + b"{}]}"
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        found = planned(body, choice=Choice("m", "", 10**6))
+        assert tracemalloc.get_traced_memory()[0] - before < 50_000
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, Guarded)
+    assert found.body is body
+
+
+def test_the_conversation_of_a_large_body_is_read_with_its_plan_and_is_that_of_a_small_one() -> None:
+    said = ["Tell me of the sea. " * 4000, "杭州西湖" * 3000, " \n", "a\nb"]
+    request = BASE | {"messages": [{"role": "user", "content": text} for text in said]}
+    large = planned(request, choice=Choice("m", "", 10**6))
+    assert isinstance(large, Guarded)
+    assert large.conversation == Conversation.of(request, Estimator())
+    assert large.conversation is not None
+    assert large.conversation.openings == "Tell me of t\n" + "杭州西湖" * 3
+    small = planned(BASE)
+    assert isinstance(small, Guarded)
+    assert small.conversation is None
+    assert small.read_conversation(Estimator()) == Conversation.of(BASE, Estimator())

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from continuation import splice
 from continuation.events import Failure
 from continuation.splice import NEXT, Phase
 from strategies.types import CompiledStrategy
@@ -712,9 +713,9 @@ def test_a_line_end_that_the_reads_cut_in_two_goes_the_way_of_its_event(cut: int
     assert legs[0].sent == legs[1].sent
 
 
-def test_a_body_that_cannot_be_built_ends_the_stream() -> None:
+def test_a_body_that_cannot_be_built_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
-    object.__setattr__(play.plan, "body", b"{")
+    monkeypatch.setattr(splice, "continuation_body", lambda *_: 1 / 0)
     play.reads(content("x")).ends()
     assert play.failed().errors[0]["code"] == "internal_error"
 

@@ -67,7 +67,7 @@ def log_of(sent: bytes) -> bytes:
 
 def like(play: Play) -> Play:
     """The same stream in another process, of which it has seen nothing."""
-    return Play(dict(play.plan.request), play.plan.strategy, **_options(play))
+    return Play(json.loads(play.plan.body), play.plan.strategy, **_options(play))
 
 
 def _options(play: Play) -> dict[str, Any]:

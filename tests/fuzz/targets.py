@@ -200,7 +200,7 @@ class _Streamed:
             buffer_limit=(2**20, 100)[head[1] & 64 and 1],
         )
         self.failures = [(Failure.EOF, Failure.DISCONNECT)[head[2] >> bit & 1] for bit in (0, 1)]
-        plan = Guarded(json.dumps(request).encode(), request, STRATEGIES[head[3] % len(STRATEGIES)])
+        plan = Guarded.of(json.dumps(request).encode(), request, STRATEGIES[head[3] % len(STRATEGIES)])
         self.splice = Splice(plan, self.options, "r", datetime(2026, 1, 1, tzinfo=UTC), 0.0)
         self.sent = b""
         self.asked = 0
