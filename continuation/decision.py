@@ -43,8 +43,8 @@ def decide(state: State) -> Verdict:
 
 def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
     return (
-        (state.tool_call_seen and not state.ids_carried, Reason.TOOL_CALL_SEEN),
         (state.other_choices, Reason.MULTIPLE_CHOICES),
+        (state.tool_call_seen and not state.ids_carried, Reason.TOOL_CALL_SEEN),
         (state.event_lost, Reason.EVENT_TOO_LARGE),
         (_nothing_to_continue(state), Reason.NO_RECOVERABLE_CONTENT),
         (not state.enabled, Reason.CONTINUATION_DISABLED),

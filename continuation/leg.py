@@ -67,13 +67,19 @@ class Text:
 class Leg:
     """Reads chunks in order. Only choice 0 makes up the partial; others are noted.
 
+    choices: how many the client asked for. `finish` comes with the first finish_reason of choice 0; where there are
+    several choices, with that of the last of them.
+
     Text beyond `limit` characters is not kept; `too_large` says so. Nor are more ids than fit into a request of
     about so many bytes.
     """
 
     __slots__ = (
+        "_asked",
         "_chars",
+        "_choice_lost",
         "_content",
+        "_ended_choices",
         "_ids",
         "_ids_shown",
         "_limit",
@@ -99,8 +105,11 @@ class Leg:
         "usage_current",
     )
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, choices: int = 1) -> None:
         self._limit = limit
+        self._asked = choices
+        self._ended_choices: set[int] = set()
+        self._choice_lost = False
         self._chars = 0
         self.too_large = False
         self._ids: list[int] = []
@@ -120,7 +129,7 @@ class Leg:
         self.reasoning_names: tuple[str, ...] = ()
         self.finish: str | None = None
         self.tool_call_seen = False
-        self.other_choices = False
+        self.other_choices = choices > 1
         self._open_choices: set[int] = set()
         self.unreadable = False
         self.last_usage: JSON | None = None
@@ -165,7 +174,7 @@ class Leg:
         other = copy(self)
         other._reasoning, other._content = self._reasoning.copy(), self._content.copy()
         other._ids, other.tool_ids = [*self._ids], [*self.tool_ids]
-        other._open_choices = {*self._open_choices}
+        other._open_choices, other._ended_choices = {*self._open_choices}, {*self._ended_choices}
         return other
 
     def take_identity(self, later: Leg) -> None:
@@ -174,6 +183,23 @@ class Leg:
         self.id, self.created = later.id, later.created
         self.model, self.fingerprint = later.model, later.fingerprint
         self.prompt_ids, self.prompt_tokens = later.prompt_ids, later.prompt_tokens
+
+    def lose_choice(self) -> None:
+        """One of the choices that the client asked for has failed, so the answer will never have its finish."""
+        self._choice_lost = True
+
+    def take_finish(self, choice: JSON) -> None:
+        """Note the finish_reason of a choice, if the choice has one."""
+        index, finish = index_of(choice), finish_of(choice)
+        if finish is None:
+            return
+        if self._asked == 1:
+            self.finish = self.finish or (finish if index == 0 else None)
+            return
+        if 0 <= index < self._asked:
+            self._ended_choices.add(index)
+        if len(self._ended_choices) == self._asked and not self._choice_lost:
+            self.finish = self.finish or finish
 
     def absorb(self, chunk: JSON) -> bool:
         """Take in one chunk; True if it brought something new."""
@@ -196,6 +222,7 @@ class Leg:
         self.prompt_ids = self.prompt_ids or ids_in(chunk.get("prompt_token_ids"))
 
     def _choice(self, choice: JSON) -> None:
+        self.take_finish(choice)
         if (index := index_of(choice)) != 0:
             self.other_choices = True
             self._other_choice(index, over=finish_of(choice) is not None)
@@ -209,7 +236,6 @@ class Leg:
         self._text(delta)
         if any(delta.values()):
             self._ids_shown = len(self._ids)
-        self.finish = self.finish or finish_of(choice)
 
     def _other_choice(self, index: int, *, over: bool) -> None:
         if over:

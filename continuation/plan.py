@@ -28,7 +28,6 @@ class PassReason(StrEnum):
     CLIENT_OPT_OUT = "client_opt_out"
     CLIENT_CONTINUATION = "client_continuation"
     STRUCTURED_OUTPUT = "structured_output"
-    MULTIPLE_CHOICES = "multiple_choices"
     NO_STRATEGY = "no_strategy"
     CONTENT_ENCODED = "content_encoded"  # found only when the answer arrives: it cannot be read
 
@@ -46,6 +45,7 @@ class Guarded:
 
     strategy        stays pinned to the request
     stops           its stop strings; stop_shown: whether the engine shows them
+    choices         how many choices were asked for (`n`), 1 where that cannot be read
     budget          tokens: the smaller of its limits, None without one
     asks_ids        whether the client asked for token ids
     asks_usage      whether it asked for the usage event at the end; asks_usage_always: for usage on every chunk
@@ -57,6 +57,7 @@ class Guarded:
     model: str = ""
     stops: tuple[str, ...] = ()
     stop_shown: bool = False
+    choices: int = 1
     budget: int | None = None
     asks_ids: bool = False
     asks_usage: bool = False
@@ -82,6 +83,7 @@ class Guarded:
             stop_shown=any(
                 truth(request.get(name)) for name in ("include_stop_str_in_output", "no_stop_trim")
             ),
+            choices=max(1, whole_number(request.get("n")) or 1),
             budget=remaining_budget(request, 0),
             asks_ids=truth(request.get("return_token_ids")) is True,
             asks_usage=truth(asked.get("include_usage")) is True,
@@ -91,8 +93,9 @@ class Guarded:
 
     @property
     def carries_ids(self) -> bool:
-        """Whether leg 1 is asked for token ids. With stop strings they run ahead of the text, and are no use."""
-        return self.strategy.token_exact and not self.stops
+        """Whether leg 1 is asked for token ids. With stop strings they run ahead of the text, and are no use; several
+        choices are not continued."""
+        return self.strategy.token_exact and not self.stops and self.choices == 1
 
     @property
     def leg1_body(self) -> bytes:
@@ -164,8 +167,6 @@ def _pass_reason(request: dict[str, Any], opted_out: bool) -> PassReason | None:
         return PassReason.CLIENT_CONTINUATION
     if _is_structured(request):
         return PassReason.STRUCTURED_OUTPUT
-    if (whole_number(request.get("n")) or 1) > 1:
-        return PassReason.MULTIPLE_CHOICES
     return None
 
 

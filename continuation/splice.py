@@ -21,6 +21,9 @@ Where tool calls are buffered, everything from the first one on lies on a shelf 
 there has not been delivered: silence is a failure still, and after a failure the shelf is emptied and the answer goes
 on from where it was before the call. Each leg has a shelf of its own.
 
+An answer of several choices (n > 1) is never continued. Its bytes are forwarded as received, and it has finished when
+each choice has; an abort of one choice leaves the others alone, but the answer is then never whole.
+
 An event that says nothing but usage is kept to the end while the answer is unfinished, for leg 2 will add to it: a
 client that asked for one usage gets one.
 """
@@ -175,11 +178,12 @@ class Splice:
         self._created_at = created_at
         self.started_at = now
         self._decoder = EventDecoder(options.event_limit)
-        self._leg1 = Leg(options.partial_limit)
+        self._choices = plan.choices
+        self._leg1 = Leg(options.partial_limit, self._choices)
         self._unasked = Unasked(
             ids=plan.asks_ids, usage=plan.asks_usage, running_usage=plan.asks_usage_always
         )
-        self._shelf = Shelf(options.buffer_limit, wanted=options.buffers)
+        self._shelf = Shelf(options.buffer_limit, wanted=options.buffers and self._choices == 1)
         self._before_calls: Leg | None = None
         self._early_usage = b""
         self._line_feed_due = False
@@ -461,7 +465,8 @@ class Splice:
             endings = (
                 finish_of({"finish_reason": finish}) for finish in found if not self._is_failed(finish)
             )
-            self._leg1.finish = self._leg1.finish or next(filter(None, endings), None)
+            if self._choices == 1:  # else nobody knows whose finish that is
+                self._leg1.finish = self._leg1.finish or next(filter(None, endings), None)
             self._lost_end = seen[-_FINISH_BYTES:]
         return events
 
@@ -473,9 +478,9 @@ class Splice:
                 logger.exception("request %s: an event could not be read along", self.request_id)
             self._blind = self._leg1.unreadable = True
             value = parse(event.data or b"null")
-            finishes = map(finish_of, choices(value)) if isinstance(value, dict) else ()
-            endings = (finish for finish in finishes if finish and not self._is_failed(finish))
-            self._leg1.finish = self._leg1.finish or next(endings, None)
+            for choice in choices(value) if isinstance(value, dict) else ():
+                if not self._is_failed(finish_of(choice)):
+                    self._leg1.take_finish(choice)
             return None, value
 
     def _given_up(self, event: Event) -> bytes:
@@ -501,6 +506,8 @@ class Splice:
     def _says_usage_alone(self, value: Any) -> bool:
         """And the client, who asked for one such event, would read it as the last word."""
         if not self.plan.asks_usage or self.plan.asks_usage_always or not isinstance(value, dict):
+            return False
+        if self._choices > 1:  # there will be no leg 2 that adds to it
             return False
         return usage_of(value) is not None and not choices(value)
 
@@ -534,9 +541,8 @@ class Splice:
         """The failure that an event of either leg reports; None where it reports none."""
         if is_error(event, value):
             return Failure.ERROR_EVENT
-        finishes = (
-            [finish_of(c) for c in choices(value) if index_of(c) == 0] if isinstance(value, dict) else []
-        )
+        found = choices(value) if isinstance(value, dict) and self._choices == 1 else []
+        finishes = [finish_of(choice) for choice in found if index_of(choice) == 0]
         return Failure.ABORTED if any(map(self._is_failed, finishes)) else None
 
     def _is_failed(self, finish: str | None) -> bool:
@@ -548,6 +554,8 @@ class Splice:
         if self._shelf.waiting and calls_tool(chunk):
             self._before_calls = leg.copy()
             self._shelf.begin()
+        if self._choices > 1 and any(self._is_failed(finish_of(choice)) for choice in choices(chunk)):
+            leg.lose_choice()
         first = not leg.events
         leg.events += 1
         self._event_at = now

@@ -31,7 +31,7 @@ _ENDING_LOST = {"reset": "disconnect", "disconnect": "disconnect", "eof": "eof",
 # Of X-Continuation, by the way in which a request is not guarded.
 _NOTES: Mapping[str, str] = {
     "not_stream": "passthrough; reason=not_stream",
-    "choices": "passthrough; reason=multiple_choices",
+    "choices": "guarded",
     "structured": "passthrough; reason=structured_output",
     "guided": "passthrough; reason=structured_output",
     "continues": "passthrough; reason=client_continuation",

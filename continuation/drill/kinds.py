@@ -50,7 +50,7 @@ CLIENT = {
     "client_returns_leg2": "the same, and the engine breaks as well",
     "client_slow": "the client reads nothing for longer than a stall, while the engine has much to say",
     "client_opts_out": "X-Continuation: off, and a fault: everything is passed through, the break as well",
-    "client_passes": "requests that are not guarded: not streamed, several choices, structured output, other paths",
+    "client_passes": "requests that are never continued: not streamed, several choices, structured output, other paths",
     "client_garbage": "no JSON, no HTTP, half a request, wrong types, unknown paths and methods",
 }
 KINDS = ENGINE | CONTINUATION | CLIENT

@@ -44,9 +44,6 @@ def planned(body: Any, opted_out: bool = False, choice: Choice = CONFIGURED) -> 
         ({"regex": "a+"}, "structured_output"),
         ({"ebnf": "root"}, "structured_output"),
         ({"json_schema": "{}"}, "structured_output"),
-        ({"n": 2}, "multiple_choices"),
-        ({"n": "2"}, "multiple_choices"),
-        ({"n": 3.0}, "multiple_choices"),
         ({"messages": [{"content": "x" * 10_000}]}, "body_too_large"),
     ],
 )
@@ -60,6 +57,8 @@ def test_a_reason_to_pass_through(more: dict[str, Any], reason: str) -> None:
         {"n": 1},
         {"n": None},
         {"n": "many"},
+        {"n": 2},
+        {"n": 2, "best_of": 4},
         {"response_format": {"type": "text"}},
         {"response_format": None},
         {"response_format": "json_object"},
@@ -75,6 +74,24 @@ def test_guarded(more: dict[str, Any]) -> None:
     found = planned(BASE | more)
     assert isinstance(found, Guarded)
     assert (found.strategy, found.asks_usage, found.stops) == (GENERIC, False, ())
+
+
+@pytest.mark.parametrize(
+    ("n", "choices"),
+    [(1, 1), (None, 1), ("many", 1), (0, 1), (-2, 1), (2, 2), ("2", 2), (3.0, 3), (True, 1), ([2], 1)],
+)
+def test_the_number_of_choices_is_read_as_engines_read_it(n: Any, choices: int) -> None:
+    found = planned(BASE | {"n": n})
+    assert isinstance(found, Guarded)
+    assert found.choices == choices
+
+
+def test_several_choices_are_asked_for_with_the_bytes_as_received() -> None:
+    row = CompiledStrategy("row", "m", served_names=("m",), token_exact=True)
+    body = json.dumps(BASE | {"n": 2}).encode()
+    found = plan(body, False, StrategyBook((row,)), CONFIGURED)
+    assert isinstance(found, Guarded)
+    assert (found.carries_ids, found.leg1_body) == (False, body)
 
 
 def test_the_client_can_opt_out() -> None:

@@ -310,6 +310,7 @@ def test_an_error_of_several_lines_is_told_in_one_event() -> None:
 
 # -- ends --------------------------------------------------------------------------------------------
 
+CALLED = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
 FINISHES = ["content_filter", "function_call", "STOP", "eos", "insufficient_quota", "null "]
 
 
@@ -365,6 +366,62 @@ def test_choices_that_nobody_asked_for_keep_their_indexes_and_their_own_ends() -
     play = Play(ASKS).reads(stream, usage(9, 3), DONE)
     assert play.sent == stream + usage(9, 3) + DONE
     assert play.splice.record() is None
+
+
+SEVERAL = {**ASKS, "n": 3}
+ALL_BUT_ONE = (choice(0, "a"), choice(2, "c"), choice(1, "b", "stop"), choice(0, "", "length"))
+
+
+@pytest.mark.parametrize("options", [{}, {"enabled": False}, {"buffer_tool_calls": True}], ids=str)
+def test_several_choices_go_through_as_received_until_each_has_its_finish(options: dict[str, Any]) -> None:
+    early = (
+        *ALL_BUT_ONE,
+        usage(9, 3),
+        b": ping\n\n",
+        event({**ID, "choices": [{"index": 2, "delta": CALLED}]}),
+    )
+    play = Play(SEVERAL, **options).reads(*early)
+    assert play.waits(999).sent == b"".join(early)
+    assert (play.splice.idle_deadline(), play.splice.phase) == (None, Phase.LEG1)
+    play.reads(choice(2, "", "tool_calls"), usage(9, 5), DONE)
+    assert play.sent == b"".join((*early, choice(2, "", "tool_calls"), usage(9, 5), DONE))
+    assert (play.splice.phase, play.splice.record()) == (Phase.DONE, None)
+
+
+@pytest.mark.parametrize("over", [DONE, usage(9, 3) + DONE, b""], ids=["done", "usage", "none"])
+@pytest.mark.parametrize("failure", [Failure.EOF, Failure.DISCONNECT])
+@pytest.mark.parametrize("count", range(1, 5))
+def test_several_choices_of_which_one_has_no_finish_end_failed(
+    over: bytes, failure: Failure, count: int
+) -> None:
+    play = Play(SEVERAL).reads(*ALL_BUT_ONE[:count], over)
+    play = play if play.splice.ended else play.ends(failure)
+    assert play.sent.startswith(b"".join((*ALL_BUT_ONE[:count], over.removesuffix(DONE))) + b'data: {"error"')
+    assert (play.told.done, play.told.errors[0]["code"]) == (0, "multiple_choices")
+    assert (play.record.outcome, play.record.reason, play.asked) == ("failed", "multiple_choices", 0)
+
+
+def test_several_choices_of_which_one_is_aborted_end_failed_when_the_others_have_ended() -> None:
+    said = (choice(0, "a"), choice(1, "b", "abort"), choice(0, "c", "stop"), choice(2, "d", "stop"))
+    play = Play(SEVERAL).reads(*said)
+    assert play.sent == b"".join(said)
+    play.reads(DONE)
+    assert (play.told.done, play.told.errors[0]["code"]) == (0, "multiple_choices")
+
+
+def test_several_choices_that_have_ended_and_lose_their_ending_get_it() -> None:
+    said = (*ALL_BUT_ONE, choice(2, "", "stop"))
+    for play in (Play(SEVERAL).reads(*said).ends(), Play(SEVERAL, idle_timeout=5).reads(*said).waits(5)):
+        assert play.sent.startswith(b"".join(said))
+        assert (play.told.done, len(play.told.usages), play.told.errors) == (1, 1, [])
+        assert (play.record.outcome, play.record.reason) == ("completed", "ending_lost")
+
+
+def test_an_error_among_several_choices_is_handed_on() -> None:
+    error = event({"error": {"message": "out of memory", "code": 500}})
+    play = Play(SEVERAL).reads(*ALL_BUT_ONE, error, DONE)
+    assert play.sent == b"".join((*ALL_BUT_ONE, error))
+    assert play.record.reason == "multiple_choices"
 
 
 def test_a_finish_of_another_choice_is_not_the_answers() -> None:

@@ -430,6 +430,19 @@ def test_a_stream_that_is_given_up_gets_the_failed_ending(reason: Any) -> None:
         assert play.does(play.splice.given_up(reason, play.now)).sent == sent
 
 
+def test_several_choices_are_whole_after_a_takeover_only_where_each_had_its_finish() -> None:
+    def of(index: int, finish: str | None = None) -> bytes:
+        return event(
+            {**ID, "choices": [{"index": index, "delta": {"content": "x"}, "finish_reason": finish}]}
+        )
+
+    play = Play({"n": 2}).reads(of(0), of(1), of(0, "stop"), b": ping\n\n")
+    assert agrees(play).told.errors[0]["code"] == "multiple_choices"
+    play = Play({"n": 2}).reads(of(0), of(1), of(0, "stop"), of(1, "length"))
+    other = agrees(play)
+    assert (other.sent, other.record.outcome) == (DONE, "completed")
+
+
 def test_an_answer_with_its_finish_that_is_given_up_gets_its_ending() -> None:
     for play in (
         Play(ASKS).reads(role(), content("x"), chunk({}, "stop")),

@@ -81,7 +81,7 @@ def test_a_passed_through_answer_whose_framing_breaks_looks_cut(
 ) -> None:
     gate = Gate()
     upstream.script(broken_off(BAD_FRAMING[0], Send(b"some"), gate=gate))
-    stream = chat(gateway(), body(n=2))
+    stream = chat(gateway(), body(continue_final_message=True))
     stream.read_until(b"some")
     gate.open()
     assert stream.read_rest().body == b"some"

@@ -127,11 +127,11 @@ def test_what_is_passed_through_and_what_is_refused_is_counted_by_its_reason(
     before = scraped(one)
     upstream.script(json_reply({}), json_reply({}))
     chat(one, body(stream=False)).read_rest()
-    chat(one, body(n=2)).read_rest()
+    chat(one, body(continue_final_message=True)).read_rest()
     assert call(one.port, "GET", "/elsewhere/<script>").status == 404
-    assert changed(one, before, {planned("not_stream"): 1, planned("multiple_choices"): 1}) == {
+    assert changed(one, before, {planned("not_stream"): 1, planned("client_continuation"): 1}) == {
         planned("not_stream"): 1,
-        planned("multiple_choices"): 1,
+        planned("client_continuation"): 1,
         key("continuation_refused_requests_total", code="not_found"): 1,
     }
     alone = gateway(DOWNSTREAM_URL=refusing_url)

@@ -317,7 +317,11 @@ def test_a_header_that_says_no_is_no_wish(one: Gateway, chat: Chat, upstream: Up
 
 @pytest.mark.parametrize(
     "changes,headers",
-    [({"n": 2}, ()), ({"response_format": {"type": "json_object"}}, ()), ({}, [("X-Continuation", "off")])],
+    [
+        ({"add_generation_prompt": False}, ()),
+        ({"response_format": {"type": "json_object"}}, ()),
+        ({}, [("X-Continuation", "off")]),
+    ],
 )
 def test_what_is_passed_through_is_not_resumable_and_says_so(
     one: Gateway, upstream: Upstream, changes: dict[str, object], headers: Headers
@@ -553,7 +557,7 @@ async def test_the_asynchronous_one_does_so_too(one: Gateway, upstream: Upstream
 
 def test_a_stream_that_cannot_be_resumed_is_read_as_it_is(one: Gateway, upstream: Upstream) -> None:
     upstream.script(Reply([*started(VLLM, [], ["a"]), *ended(VLLM)]))
-    with stream_chat(one.url, body(n=2)) as stream:
+    with stream_chat(one.url, body(continue_final_message=True)) as stream:
         assert not stream.resumable
         assert stream.headers["X-Resume"] == "unavailable"
         assert [event.id for event in stream] == [None] * 3
