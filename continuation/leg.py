@@ -86,6 +86,7 @@ class Leg:
         "_lost_ids",
         "_open_choices",
         "_reasoning",
+        "_shown_at_once",
         "created",
         "events",
         "fingerprint",
@@ -114,6 +115,7 @@ class Leg:
         self.too_large = False
         self._ids: list[int] = []
         self._ids_shown = 0
+        self._shown_at_once = 0
         self._lost_ids = False
         self.prompt_tokens: int | None = None
         self.prompt_ids: tuple[int, ...] = ()
@@ -158,6 +160,13 @@ class Leg:
         told = count(self.last_usage, "completion_tokens")
         known = self.prompt_ids and self._ids and not self._lost_ids
         return tuple(self._ids) if known and told == len(self._ids) else None
+
+    @property
+    def shown_ids(self) -> tuple[int, ...] | None:
+        """The carried ids up to the last chunk that had text. None where that chunk had several: its text may end
+        between two of them."""
+        ids = self.carried_ids
+        return ids[: self._ids_shown] if ids is not None and self._shown_at_once < 2 else None
 
     @property
     def ids_withheld(self) -> bool:
@@ -229,12 +238,14 @@ class Leg:
             return
         delta = delta_of(choice)
         self.role_seen = self.role_seen or bool(delta.get("role"))
-        self._take_ids(ids_in(choice.get("token_ids")))
+        ids = ids_in(choice.get("token_ids"))
+        self._take_ids(ids)
         if has_tool_call(delta):
             self.tool_call_seen = True
             self.tool_ids += tool_ids_in(delta)
         self._text(delta)
         if any(delta.values()):
+            self._shown_at_once = len(ids)
             self._ids_shown = len(self._ids)
 
     def _other_choice(self, index: int, *, over: bool) -> None:

@@ -169,7 +169,7 @@ class _Route:
         if not isinstance(rendered.get("sampling_params"), dict):
             raise Refused(200, b"render gave no sampling parameters")
         prompt = list(job.carried_prompt) or _ids(rendered, "token_ids")
-        prefix = await self._prefix(prompt, rendered.get("reasoning_ended"))
+        prefix = await self._prefix(prompt, rendered.get("reasoning_ended"), job.carried_ids)
         thought = await self._thought(prefix)
         told = Delivered(len(prefix), thought, exact=True, prompt=len(prompt))
         body = generate_body(rendered, prompt, prefix)
@@ -186,10 +186,11 @@ class _Route:
         pieces = self._derendered(answer, prompt, prefix, Batches(batch_chunks, markers), closing)
         return self._opened(pieces, told, answer.body)
 
-    async def _prefix(self, prompt: Ids, reasoning_ended: Any) -> list[int]:
+    async def _prefix(self, prompt: Ids, reasoning_ended: Any, carried: Ids | None) -> list[int]:
+        """The partial's ids: those of leg 1, or the text's where `carried` is None."""
         job, strategy = self._job, self._job.strategy
-        if job.carried_ids is not None:
-            return list(job.carried_ids)
+        if carried is not None:
+            return list(carried)
         reasoning, content = map(without_lone_surrogates, (job.partial.reasoning, job.partial.content))
         opening = await self._ids_of(strategy.open.strip()) if reasoning else ()
         opened = ends_with_opening(prompt, opening)
@@ -222,7 +223,8 @@ class _Route:
             "model": self._model,
             "prompt_token_ids": list(prompt) if seeded else [*prompt, *prefix],
             "prompt_tokens": len(prompt),
-            "chat_request": job.request,
+            # It serves the parsers only. Stop strings are cut below; vLLM from 0.33 on refuses them here.
+            "chat_request": {key: value for key, value in job.request.items() if key != "stop"},
         }
         state: JSON | None = seeded_state(prefix, job.tool_ids) if seeded else None
         closed = thoughts_before(prefix, closing) is not None
@@ -256,8 +258,11 @@ class _Route:
         asked = {key: job.request[key] for key in known if key in job.request}
         rendered = await self._call_any(TOKENIZE, {**asked, "add_generation_prompt": True})
         prompt = _ids(rendered, "tokens")
-        prefix = await self._prefix(prompt, None)
-        told = Delivered(len(prefix), await self._thought(prefix), exact=True, prompt=len(prompt))
+        # Ids that end inside a character make vLLM show the text of the whole prompt with the rest of it.
+        prefix = await self._prefix(prompt, None, job.shown_ids)
+        left_out = len(job.carried_ids or ()) - len(prefix) if job.shown_ids is not None else 0
+        thought = await self._thought(prefix)
+        told = Delivered(len(prefix), thought, exact=True, prompt=len(prompt), left_out=left_out)
         limits = [whole_number(job.request.get(name)) for name in ("max_tokens", "max_completion_tokens")]
         longest = count(rendered, "max_model_len")
         allowed = [limit for limit in limits if limit is not None]

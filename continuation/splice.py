@@ -123,6 +123,7 @@ class OpenTokens:
     """Continue on the token route, then report as for OpenLeg, or scale_out_missing.
 
     carried_ids: all that leg 1 generated after carried_prompt; None where the text is to be tokenized.
+    shown_ids: of carried_ids those up to the end of the text; None where that is not between two of them.
     tool_ids: the ids of the tool calls that the client has seen begin, in order.
     """
 
@@ -134,6 +135,7 @@ class OpenTokens:
     tool_ids: tuple[str, ...]
     stops: tuple[str, ...]
     stop_shown: bool
+    shown_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +299,8 @@ class Splice:
         self._leg2_status, self._leg2_opened = status, now
         if told and not self._before.exact:
             self._before = told
+        elif told:
+            self._before = replace(self._before, completion=self._before.completion - told.left_out)
 
     def scale_out_missing(self, message: str, now: float) -> list[Action]:
         """The server has no token route."""
@@ -702,6 +706,7 @@ class Splice:
                 tool_ids=tuple(leg.tool_ids),
                 stops=plan.stops,
                 stop_shown=plan.stop_shown,
+                shown_ids=leg.shown_ids if carried is not None else None,
             )
         ]
 

@@ -117,13 +117,15 @@ class Conversation:
 class Delivered:
     """Tokens of leg 1 that the client has received; `exact` where the engine counted them itself.
 
-    prompt is the exact prompt count or None; reasoning is the part of completion that was reasoning.
+    prompt is the exact prompt count or None; reasoning is the part of completion that was reasoning. left_out are
+    tokens without text that leg 2 writes again.
     """
 
     completion: int
     reasoning: int
     exact: bool = False
     prompt: int | None = None
+    left_out: int = 0
 
 
 def delivered(

@@ -528,6 +528,12 @@ def shown_of(ids: list[int]) -> tuple[str, str]:
     return reasoning, content
 
 
+def raw_of(ids: list[int]) -> str:
+    """Both as one text, with the closing token between them."""
+    reasoning, content = shown_of(ids)
+    return reasoning + ("</think>" if CLOSING in ids else "") + content
+
+
 class ByteServer:
     """The endpoints of the token route. `missing` are paths that are answered with `status`."""
 
@@ -550,8 +556,12 @@ class ByteServer:
                 return continued or Reply(self.leg1)
             case "/v1/chat/completions/render":
                 return json_reply({"token_ids": PROMPT, "sampling_params": {}, "reasoning_ended": False})
+            case "/tokenize" if "messages" in asked:
+                return json_reply({"tokens": PROMPT, "max_model_len": 4096})
             case "/tokenize":
                 return json_reply({"tokens": ids_of(asked["prompt"])})
+            case "/v1/completions":
+                return Reply(self._completed(asked["prompt"][len(PROMPT) :]))
             case "/inference/v1/generate":
                 return Reply(self._generated(asked["token_ids"][len(PROMPT) :]))
             case "/v1/chat/completions/derender":
@@ -567,6 +577,20 @@ class ByteServer:
             steps.append(event({"request_id": "g", "usage": None, "choices": [choice]}))
         counts = {"prompt_tokens": len(PROMPT) + len(prefix), "completion_tokens": len(steps)}
         return [*steps, event({"request_id": "g", "usage": counts, "choices": []}), DONE]
+
+    def _completed(self, prefix: list[int]) -> list[Step]:
+        """As vLLM does: ids that end inside a character bring the text of the whole prompt with the rest of it."""
+        assert EVERYTHING[: len(prefix)] == prefix, "the prefix is not what was delivered"
+        told = raw_of(prefix)
+        shown = told if ids_of(told) == prefix else ""
+        steps: list[Step] = []
+        for size in range(len(prefix) + 1, len(EVERYTHING)):
+            now = raw_of(EVERYTHING[:size])
+            steps.append(event({"choices": [{"index": 0, "text": now[len(shown) :], "finish_reason": None}]}))
+            shown = now
+        steps.append(event({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}))
+        counts = {"prompt_tokens": len(PROMPT) + len(prefix), "completion_tokens": len(steps)}
+        return [*steps, event({"choices": [], "usage": counts}), DONE]
 
     def _derendered(self, asked: dict[str, Any]) -> dict[str, Any]:
         (choice,) = asked["generate_chunk"]["choices"]
@@ -598,14 +622,15 @@ def test_characters_that_are_split_over_batches_of_tokens_come_out_whole(
     assert any(0x80 <= ids[0] - BYTE < 0xC0 for ids in server.batches if ids)  # begins inside a character
 
 
-def _reporting_ids(ids: list[int]) -> list[Step]:
-    """Leg 1 with the ids of its tokens, one a chunk, also of those that show no text yet."""
+def _reporting_ids(ids: list[int], size: int = 1) -> list[Step]:
+    """Leg 1 with the ids of its tokens, `size` to a chunk, also of those that show no text yet."""
     steps: list[Step] = [VLLM.role(usage=VLLM.counts(len(PROMPT), 0), prompt_token_ids=PROMPT)]
-    for number in range(1, len(ids) + 1):
-        before, now = shown_of(ids[: number - 1]), shown_of(ids[:number])
+    for start in range(0, len(ids), size):
+        number = min(start + size, len(ids))
+        before, now = shown_of(ids[:start]), shown_of(ids[:number])
         delta = {"reasoning": now[0][len(before[0]) :], "content": now[1][len(before[1]) :]}
         delta = {name: text for name, text in delta.items() if text}
-        choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": [ids[number - 1]]}
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": ids[start:number]}
         steps.append(VLLM._event([choice], {"usage": VLLM.counts(len(PROMPT), number)}))
     return steps
 
@@ -625,6 +650,26 @@ def test_a_cut_inside_a_character_is_continued_inside_it_where_ids_are_carried(
             assert one.event(stream.request_id)["route"] == "carried-ids"
     finally:
         rows_edited(one, "token_exact = 0")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"{size} tokens to an event")
+def test_ids_that_end_inside_a_character_do_not_bring_the_prompt_into_the_answer_on_the_last_resort(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat, size: int
+) -> None:
+    one = gateway(**TOKEN_ROUTE, STRATEGY_REFRESH_SECONDS="0.1", CONNECT_TIMEOUT_SECONDS="198")
+    rows_edited(one, "token_exact = 1, without_scale_out = 'completions'")
+    try:
+        banana = len(ids_of(THOUGHT[: THOUGHT.index("🍌")]))
+        for cut in range(banana - 1, banana + 5):
+            server = ByteServer([*_reporting_ids(EVERYTHING[:cut], size), Cut()])
+            server.missing = {"/v1/chat/completions/render": 403}
+            upstream.respond(server)
+            stream = chat(one, asking_usage(max_tokens=200)).read_rest()
+            answer = one_whole_answer(stream, reasoning=THOUGHT, content=SAID, like=VLLM, usage=True)
+            if size == 1:
+                assert answer.usage["completion_tokens"] == len(EVERYTHING)
+    finally:
+        rows_edited(one, "token_exact = 0, without_scale_out = 'none'")
 
 
 @pytest.mark.parametrize("status", [403, 404, 405])

@@ -65,6 +65,7 @@ class Server:
         self.before_generate: list[Step] = []
         self.derender_fails = False
         self.finish = "stop"
+        self.stop = ""  # ends the generation, with all that came in its last token
 
     def __call__(self, request: Request) -> Reply:
         path, asked = request.target, request.json()
@@ -87,6 +88,11 @@ class Server:
             case "/inference/v1/generate":
                 return Reply(self._generated(asked), before=self.before_generate)
             case "/v1/chat/completions/derender":
+                if asked["chat_request"].get("stop"):  # as vLLM does from 0.33 on
+                    return whole(
+                        b'{"error": {"message": "stop strings are not supported", "code": 400}}',
+                        "400 Bad Request",
+                    )
                 if self.derender_fails:
                     return whole(
                         b'{"error": {"message": "invalid stream_state", "code": 400}}', "400 Bad Request"
@@ -98,14 +104,13 @@ class Server:
         prefix = asked["token_ids"][len(PROMPT) :]
         rest = [*tokens(ANSWER), END][len(prefix) :]
         assert tokens(ANSWER)[: len(prefix)] == prefix, "the prefix is not what was delivered"
+        if self.stop:
+            rest = rest[: text(rest).index(self.stop) + len(self.stop)]
         steps: list[Step] = []
         for number, one in enumerate(rest):
-            finish = self.finish if number == len(rest) - 1 else None
-            steps.append(
-                _generate_chunk(
-                    [{"index": 0, "finish_reason": finish, "stop_reason": None, "token_ids": [one]}]
-                )
-            )
+            last = number == len(rest) - 1
+            choice = {"index": 0, "finish_reason": self.finish if last else None, "token_ids": [one]}
+            steps.append(_generate_chunk([{**choice, "stop_reason": self.stop or None if last else None}]))
         usage = {"prompt_tokens": len(asked["token_ids"]), "completion_tokens": len(rest)}
         return [*steps, _generate_chunk([], usage), event("[DONE]")]
 
@@ -172,6 +177,21 @@ def test_the_texts_ids_are_continued_exactly(
     ]
     derendered = server.asked.count("/v1/chat/completions/derender")
     assert derendered <= math.ceil((everything - len(tokens(told))) / 8) + 3
+
+
+@pytest.mark.parametrize("stop", ["and a", ["never", "and a"]], ids=["one", "several"])
+@pytest.mark.parametrize("shown", [False, True], ids=["not shown", "shown"])
+def test_a_stop_string_ends_the_answer_and_is_not_sent_to_a_derender_that_refuses_it(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat, stop: Any, shown: bool
+) -> None:
+    server = Server([*started(VLLM, [REASONING], [CONTENT[:8]]), Cut()])
+    server.stop = "and a"
+    upstream.respond(server)
+    asked = body(stop=stop, include_stop_str_in_output=shown)
+    stream = chat(gateway(**TOKEN_ROUTE), asked).read_rest()
+    until = CONTENT.index("and a") + (len("and a") if shown else 0)
+    one_whole_answer(stream, reasoning=REASONING, content=CONTENT[:until], like=VLLM)
+    assert server.bodies["/v1/chat/completions/render"]["stop"] == stop
 
 
 def test_carried_ids_need_no_tokenizing_of_the_text(

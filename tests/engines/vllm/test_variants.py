@@ -74,11 +74,14 @@ def test_chat_continue_continues_none_because_the_turn_is_closed(
         assert [cut.label for cut in cuts if cut.verdict == "identical"] == []
 
 
-@pytest.mark.parametrize("fallback", ["none", "completions"])
+@pytest.mark.parametrize(
+    ("fallback", "carried"), [("none", 0), ("completions", 0), ("completions", 1)], ids=str
+)
 def test_a_server_without_the_endpoints_of_the_token_route(
-    template: Path, tmp_path: Path, without_scale_out: int, fallback: str
+    template: Path, tmp_path: Path, without_scale_out: int, fallback: str, carried: int
 ) -> None:
-    row = {"without_scale_out": fallback}
+    """With carried ids too, which may end inside a character: vLLM would then show the text of the whole prompt."""
+    row = {"without_scale_out": fallback, "token_exact": carried}
     with stage((without_scale_out, without_scale_out), template, tmp_path, "vllm", "kimi-k3", row) as bare:
         bare.record(ONE)
         cuts = _with_text(every_cut(bare, ONE))
