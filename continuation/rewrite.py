@@ -19,7 +19,8 @@ from continuation.chunks import (
     usage_of,
 )
 from continuation.leg import Leg
-from continuation.seam import Field, Pieces, Seam
+from continuation.pieces import Field, Pieces, TokenLedger, as_told, text_in
+from continuation.seam import Seam
 
 # What an engine reports of the continuation's prompt, which is not the client's.
 PROMPT_KEYS = ("prompt_token_ids", "prompt_text", "prompt_logprobs")
@@ -36,6 +37,7 @@ class Rewriter:
         self._role_seen = leg1.role_seen
         self._names = leg1.reasoning_names
         self._last: JSON = {}
+        self._tokens = TokenLedger()
         self.text_seen = False
         self.finish_sent = False
 
@@ -62,20 +64,24 @@ class Rewriter:
         self._last = shell
         delta = delta_of(choice)
         self._names = self._names or tuple(name for name in REASONING_NAMES if name in delta)
-        told = _told(delta)
-        shown = [piece for field, text in told for piece in self._seam.feed(field, text)]
+        waited, undecided = self._tokens.is_waiting, self._seam.is_undecided
+        told = self._tokens.pieces(choice, _told(delta))
+        shown = [piece for one in told for piece in self._seam.feed(one)]
         rest = self._rest(delta)
         finish = finish_of(choice)
-        if finish or has_tool_call(delta):
+        ends_text = finish is not None or has_tool_call(delta)
+        if ends_text:
             shown += self._seam.flush()
         if self._seam.stopped_at is not None:
             return [*self._texts(shell, choice, shown), self._finish("stop")]
         self.finish_sent = self.finish_sent or finish is not None
-        if shown == told:
+        if shown == told and not waited and (told or ends_text or not undecided):
+            self._tokens.rest()
             return self._whole(shell, choice, rest, shown)
         events = self._texts(shell, choice, shown)
-        if finish or any(rest.values()):
-            events.append(event_of(shell | {"choices": [choice | {"delta": rest}]}))
+        if ends_text or any(rest.values()):
+            told_with = as_told(self._tokens.rest() if ends_text else [])
+            events.append(event_of(shell | {"choices": [_bare(choice) | told_with | {"delta": rest}]}))
         return events
 
     def _whole(self, shell: JSON, choice: JSON, rest: JSON, shown: Pieces) -> list[bytes]:
@@ -88,9 +94,12 @@ class Rewriter:
         return [event_of(shell | {"choices": [choice | {"delta": delta}]})]
 
     def _texts(self, shell: JSON, choice: JSON, pieces: Pieces) -> list[bytes]:
-        plain = {"index": 0, **choice, "logprobs": None, "finish_reason": None}
-        plain.pop("token_ids", None)
-        return [event_of(shell | {"choices": [plain | {"delta": self._delta([piece])}]}) for piece in pieces]
+        plain = {"index": 0, **_bare(choice), "finish_reason": None}
+        found = []
+        for some in _told_together(pieces):
+            tokens = as_told(self._tokens.take(some))
+            found.append(event_of(shell | {"choices": [plain | tokens | {"delta": self._delta(some)}]}))
+        return found
 
     def _finish(self, finish: str) -> bytes:
         self.finish_sent = True
@@ -98,13 +107,9 @@ class Rewriter:
 
     def _delta(self, pieces: Pieces) -> JSON:
         self.text_seen = self.text_seen or bool(pieces)
-        delta: JSON = {}
-        for field, text in pieces:
-            if field is Field.CONTENT:
-                delta["content"] = delta.get("content", "") + text
-            else:
-                delta |= dict.fromkeys(self._names or REASONING_NAMES[1:], text)
-        return delta
+        reasoning, content = (text_in(p for p in pieces if p.field is field) for field in Field)
+        delta: JSON = dict.fromkeys(self._names or REASONING_NAMES[1:], reasoning) if reasoning else {}
+        return delta | ({"content": content} if content else {})
 
     def _rest(self, delta: JSON) -> JSON:
         """A delta without its text, and without the role unless leg 1 never gave one."""
@@ -131,6 +136,23 @@ class Rewriter:
 
 def finish_choice(finish: str) -> JSON:
     return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
+
+
+def _told_together(pieces: Pieces) -> list[Pieces]:
+    """Held text of which no tokens are known is one event; else there may be very many."""
+    found: list[Pieces] = []
+    for piece in pieces:
+        before = found[-1][-1] if found else None
+        if before and not (before.tokens or piece.tokens) and before.field is piece.field:
+            found[-1].append(piece)
+        else:
+            found.append([piece])
+    return found
+
+
+def _bare(choice: JSON) -> JSON:
+    """A choice without its tokens."""
+    return {**choice, "logprobs": None} | ({"token_ids": None} if "token_ids" in choice else {})
 
 
 def _told(delta: JSON) -> list[tuple[Field, str]]:

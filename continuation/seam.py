@@ -1,7 +1,7 @@
 """The seam: what leg 2 says first is checked, put under the right field, and joined to the partial.
 
 Text is joined exactly as received, but for five things, each a stage below. Text goes through them in this order
-as (field, text) pieces; a stage that cannot tell yet holds pieces back, and `flush` ends the waiting.
+as pieces, with their tokens; a stage that cannot tell yet holds pieces back, and `flush` ends the waiting.
 
     OpeningTag    thinking-partial: a second opening token is not shown
     Restart       leg 2 tells the answer again from its start: an exact repetition is swallowed
@@ -14,10 +14,10 @@ Then `Seam` files reasoning that comes after content under content, unless the m
 
 from __future__ import annotations
 
-from enum import StrEnum
 from os.path import commonprefix
 from typing import Protocol
 
+from continuation.pieces import Field, Piece, Pieces, first, text_in, without_first
 from strategies.types import CompiledStrategy, Partial
 
 RESTART_CHARS = 40
@@ -30,21 +30,17 @@ LONGEST_STOP = 4096
 STOPS_LOOKED_FOR = 16 * LONGEST_STOP
 
 
-class Field(StrEnum):
-    REASONING = "reasoning"
-    CONTENT = "content"
-
-
-Piece = tuple[Field, str]
-Pieces = list[Piece]
-
-
 class Stage(Protocol):
     """Takes pieces in, gives out what is certain; `flush` gives out the rest."""
 
     def feed(self, piece: Piece) -> Pieces: ...
 
     def flush(self) -> Pieces: ...
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the text that comes next may be held or swallowed, or some is held."""
+        ...
 
 
 class RestartDeparted(Exception):
@@ -63,17 +59,21 @@ class OpeningTag:
         if not self._token:
             return [piece]
         self._held.append(piece)
-        text = "".join(text for _, text in self._held)
+        text = text_in(self._held)
         if not text.startswith(self._token):
             return [] if self._token.startswith(text) else self._release(self._held)
-        rest = text[len(self._token) :]
-        if not rest and self._line_end:
+        size = len(self._token)
+        if len(text) == size and self._line_end:
             return []
-        return self._release(_pieces(piece[0], rest.removeprefix("\n") if self._line_end else rest))
+        size += self._line_end and text.startswith("\n", size)
+        return self._release(without_first(self._held, size))
 
     def flush(self) -> Pieces:
-        text = "".join(text for _, text in self._held)
-        return self._release([] if text == self._token else self._held)
+        return self._release([] if text_in(self._held) == self._token else self._held)
+
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self._token)
 
     def _release(self, pieces: Pieces) -> Pieces:
         self._held, self._token = [], ""
@@ -94,18 +94,18 @@ class Restart:
     def feed(self, piece: Piece) -> Pieces:
         if not self._references:
             return [piece]
-        field, text = piece
+        text = piece.text
         self._held.append(piece)
         if not self._seen:
             text = text.lstrip()
-            self._space += len(piece[1]) - len(text)
+            self._space += len(piece.text) - len(text)
             if self._space > RESTART_CHARS or not text:
                 return [] if self._space <= RESTART_CHARS else self._departed()
         start, self._seen = self._seen, self._seen + len(text)
         repeated = {told: start + _common(told[start : self._seen], text) for told in self._references}
         if whole := next((told for told, n in repeated.items() if n == len(told)), None):
             self.detected = True
-            return self._release(_pieces(field, text[len(whole) - start :]))
+            return self._release(without_first([piece], len(piece.text) - len(text) + len(whole) - start))
         self.detected = self.detected or max(repeated.values()) >= RESTART_CHARS
         self._references = [told for told, n in repeated.items() if n == self._seen]
         if not self._references:
@@ -119,6 +119,10 @@ class Restart:
         if self.detected and self._references:
             raise RestartDeparted
         return self._release(self._held)
+
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self._references)
 
     def _departed(self) -> Pieces:
         if self.detected:
@@ -148,35 +152,40 @@ class ClosingToken:
         self._after = OpeningTag(content_open, line_end=False)
         self._closed = not self._token
         self._reasoning_seen = False
-        self._held = ""
+        self._held: Pieces = []
 
     def feed(self, piece: Piece) -> Pieces:
-        field, text = piece
         if self._closed:
-            return self._after.feed((Field.CONTENT, text)) if self._token else [piece]
-        if field is Field.CONTENT and self._reasoning_seen:
+            return self._after.feed(piece.under(Field.CONTENT)) if self._token else [piece]
+        if piece.field is Field.CONTENT and self._reasoning_seen:
             return self._engine_closed(piece)
-        self._reasoning_seen = field is Field.REASONING
-        text, self._held = self._held + text, ""
-        before, found, after = text.partition(self._token)
-        if found:
+        self._reasoning_seen = piece.field is Field.REASONING
+        pieces, self._held = [*self._held, piece], []
+        text = text_in(pieces)
+        at = text.find(self._token)
+        if at >= 0:
             self._closed = True
-            return _pieces(Field.REASONING, before) + (self.feed((Field.CONTENT, after)) if after else [])
-        if field is Field.CONTENT:
+            after = [out for one in without_first(pieces, at + len(self._token)) for out in self.feed(one)]
+            return [one.under(Field.REASONING) for one in first(pieces, at)] + after
+        if piece.field is Field.CONTENT:
             return self._engine_closed(piece)
-        keep = overlap(text, self._token)
-        self._held = text[len(text) - keep :]
-        return _pieces(field, text[: len(text) - keep])
+        certain = len(text) - overlap(text, self._token)
+        self._held = without_first(pieces, certain)
+        return first(pieces, certain)
 
     def flush(self) -> Pieces:
-        held, self._held = self._held, ""
-        return _pieces(Field.REASONING, held) + self._after.flush()
+        held, self._held = self._held, []
+        return held + self._after.flush()
+
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self._held) or (self._closed and bool(self._token) and self._after.is_undecided)
 
     def _engine_closed(self, piece: Piece) -> Pieces:
         """The engine itself has moved on to content: from here on a token in it is ordinary text."""
-        held, self._held = self._held, ""
+        held, self._held = self._held, []
         self._closed, self._token = True, ""
-        return [*_pieces(Field.REASONING, held), piece]
+        return [*held, piece]
 
 
 class TrimmedSpace:
@@ -185,18 +194,17 @@ class TrimmedSpace:
     def __init__(self, field: Field, delivered: str) -> None:
         self._field = field
         self._tail = delivered[len(delivered.rstrip()) :]
-        self._held: list[str] = []
+        self._held: Pieces = []
         self._length = 0
 
     def feed(self, piece: Piece) -> Pieces:
-        field, text = piece
         if not self._tail:
             return [piece]
-        if field is not self._field:
+        if piece.field is not self._field:
             return [*self.flush(), piece]
-        self._held.append(text)
-        self._length += len(text)
-        if text.isspace() and self._length < len(self._tail):
+        self._held.append(piece)
+        self._length += len(piece.text)
+        if piece.text.isspace() and self._length < len(self._tail):
             return []
         return self.flush()
 
@@ -205,11 +213,16 @@ class TrimmedSpace:
         self._tail = ""
 
     def flush(self) -> Pieces:
-        held, tail = "".join(self._held), self._tail
+        pieces, tail = self._held, self._tail
         self._held, self._tail = [], ""
+        held = text_in(pieces)
         if tail.startswith(held):  # leg 2 ended while it was telling the tail again
             return []
-        return _pieces(self._field, held[_repeated(held, tail) :])
+        return without_first(pieces, _repeated(held, tail))
+
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self._tail)
 
 
 def _repeated(text: str, tail: str) -> int:
@@ -226,30 +239,33 @@ class StopString:
         self._field = field
         self._spanning = [one for stop in _looked_for(stops) if (one := Spanning(stop, delivered)).may_come]
         self._shown = shown
-        self._held: list[str] = []
+        self._held: Pieces = []
         self.matched: str | None = None
 
     def feed(self, piece: Piece) -> Pieces:
-        field, text = piece
         if self.matched is not None:
             return []
         if not self._spanning:
             return [piece]
-        if field is not self._field:
+        if piece.field is not self._field:
             return [*self.flush(), piece]
-        self._held.append(text)
+        self._held.append(piece)
         for one in self._spanning:
-            one.feed(text)
+            one.feed(piece.text)
         ends = [(one.end, one.stop) for one in self._spanning if one.end]
         if ends:
             end, self.matched = min(ends)
-            return _pieces(field, "".join(self._held)[:end] if self._shown else "")
+            return first(self._held, end) if self._shown else []
         self._spanning = [one for one in self._spanning if one.may_come]
         return [] if self._spanning else self.flush()
 
     def flush(self) -> Pieces:
-        held, self._held, self._spanning = "".join(self._held), [], []
-        return _pieces(self._field, held) if self.matched is None else []
+        held, self._held, self._spanning = self._held, [], []
+        return held if self.matched is None else []
+
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self._spanning)
 
 
 def _looked_for(stops: tuple[str, ...]) -> list[str]:
@@ -361,9 +377,14 @@ class Seam:
         """The stop string that ended the answer at the seam."""
         return self._stop.matched
 
-    def feed(self, field: Field, text: str) -> Pieces:
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the text that comes next may be held or swallowed, or some is held."""
+        return any(stage.is_undecided for stage in (*self._before_filing, *self._after_filing))
+
+    def feed(self, piece: Piece) -> Pieces:
         """Raises RestartDeparted."""
-        return self._through([(field, text)], last=False)
+        return self._through([piece], last=False)
 
     def flush(self) -> Pieces:
         """Leg 2 says nothing more. Raises RestartDeparted."""
@@ -376,11 +397,10 @@ class Seam:
         return _staged(self._after_filing, [self._filed(piece) for piece in pieces], last=last)
 
     def _filed(self, piece: Piece) -> Piece:
-        field, text = piece
-        if field is Field.CONTENT:
+        if piece.field is Field.CONTENT:
             self._content_begun = True
         elif self._content_begun and not self._may_think_again:
-            return Field.CONTENT, text
+            return piece.under(Field.CONTENT)
         return piece
 
 
@@ -390,10 +410,6 @@ def _staged(stages: list[Stage], pieces: Pieces, *, last: bool) -> Pieces:
         if last:
             pieces += stage.flush()
     return pieces
-
-
-def _pieces(field: Field, text: str) -> Pieces:
-    return [(field, text)] if text else []
 
 
 def overlap(text: str, token: str) -> int:

@@ -26,6 +26,7 @@ from continuation.chunks import (
     text_of,
     usage_of,
 )
+from continuation.pieces import Field, Pieces, Token, TokenLedger, as_told, first, text_in, without_first
 
 # The first batches, in generate chunks: the first one goes out at once.
 EARLY_BATCHES = (1, 2, 4)
@@ -116,21 +117,21 @@ class StopText:
     def __init__(self, stops: Sequence[str], *, shown: bool) -> None:
         self._keep = max(map(len, stops), default=1) - 1
         self._shown = shown
-        self._held = ""
+        self._held: Pieces = []
 
-    def feed(self, text: str) -> str:
-        self._held += text
-        cut = max(0, len(self._held) - self._keep)
-        out, self._held = self._held[:cut], self._held[cut:]
-        return out
+    def feed(self, pieces: Pieces) -> Pieces:
+        held = self._held + pieces
+        certain = max(0, len(text_in(held)) - self._keep)
+        self._held = without_first(held, certain)
+        return first(held, certain)
 
-    def end(self, text: str, stop: str | None) -> str:
+    def end(self, pieces: Pieces, stop: str | None) -> Pieces:
         """The last of the text, up to `stop` if the generation ended there."""
-        rest, self._held = self._held + text, ""
-        at = rest.find(stop) if stop else -1
+        rest, self._held = self._held + pieces, []
+        at = text_in(rest).find(stop) if stop else -1
         if at < 0 or stop is None:
             return rest
-        return rest[: at + len(stop)] if self._shown else rest[:at]
+        return first(rest, at + len(stop) if self._shown else at)
 
 
 class ChatChunks:
@@ -141,44 +142,50 @@ class ChatChunks:
     ) -> None:
         """ids_shown: the client asked for token ids."""
         self._ids_shown = ids_shown
-        self._stops = {name: StopText(stops, shown=stop_shown) for name in (*REASONING_NAMES, "content")}
+        self._stops = {field: StopText(stops, shown=stop_shown) for field in Field}
         self._tool_call_seen = tool_call_seen
-        self._texts_seen: list[str] = []
+        self._fields_seen: set[Field] = set()
+        self._reasoning_name = REASONING_NAMES[0]
+        self._tokens = TokenLedger()
 
     def of(self, derendered: JSON, batch: Batch) -> list[JSON]:
         choice = next(iter(choices(derendered)), {})
         delta = _without_nulls(delta_of(choice))
         self._tool_call_seen = self._tool_call_seen or has_tool_call(delta)
-        deltas = [
-            *self._texts(delta, batch),
-            *({"tool_calls": [call]} for call in _calls(delta)),
-        ]
+        ids = list(batch.ids) if self._ids_shown else None
+        found = self._texts({"logprobs": choice.get("logprobs"), "token_ids": ids}, delta, batch)
         finish = self._finish(batch)
-        if not deltas and (finish or self._ids_shown):
-            deltas = [{}]
-        found = [_choice(one) for one in deltas]
-        if found:
-            found[0]["logprobs"] = choice.get("logprobs")
-            found[0] |= {"token_ids": list(batch.ids)} if self._ids_shown else {}
-            found[-1]["finish_reason"] = finish
+        found += [({"tool_calls": [call]}, self._tokens.rest()) for call in _calls(delta)]
+        if not found and finish:
+            found = [({}, [])]
+        if finish and batch.stop is None:  # what comes behind a stop string is not shown
+            found[-1][1].extend(self._tokens.rest())
+        told = [_choice(one, tokens) for one, tokens in found]
+        if told:
+            told[-1]["finish_reason"] = finish
         shell = _without_nulls({key: value for key, value in derendered.items() if key != "choices"})
-        return [{**shell, "choices": [one]} for one in found]
+        return [{**shell, "choices": [one]} for one in told]
 
-    def _texts(self, delta: JSON, batch: Batch) -> list[JSON]:
+    def _texts(self, choice: JSON, delta: JSON, batch: Batch) -> list[tuple[JSON, list[Token]]]:
+        """Deltas of one kind each, with the tokens of their texts."""
+        name = next((name for name in REASONING_NAMES if delta.get(name)), self._reasoning_name)
+        self._reasoning_name = name
+        told = ((Field.REASONING, text_of(delta.get(name))), (Field.CONTENT, text_of(delta.get("content"))))
+        pieces = self._tokens.pieces(choice, [(field, text) for field, text in told if text])
+        self._fields_seen |= {piece.field for piece in pieces}
         found = []
-        for name, stop in self._stops.items():
-            text = text_of(delta.get(name))
-            if text and name not in self._texts_seen:
-                self._texts_seen.append(name)
-            if name in self._texts_seen:
-                ended = batch.finish is not None or self._is_over(name, delta)
-                told = stop.end(text, batch.stop) if ended else stop.feed(text)
-                found += [{name: told}] if told else []
+        for field in (field for field in Field if field in self._fields_seen):
+            own, stop = [piece for piece in pieces if piece.field is field], self._stops[field]
+            ended = batch.finish is not None or self._is_over(field, delta)
+            shown = stop.end(own, batch.stop) if ended else stop.feed(own)
+            if shown:
+                key = name if field is Field.REASONING else "content"
+                found.append(({key: text_in(shown)}, self._tokens.take(shown)))
         return found
 
-    def _is_over(self, name: str, delta: JSON) -> bool:
+    def _is_over(self, field: Field, delta: JSON) -> bool:
         """Text of one kind ends where another kind begins."""
-        return has_tool_call(delta) or (name != "content" and bool(delta.get("content")))
+        return has_tool_call(delta) or (field is Field.REASONING and bool(delta.get("content")))
 
     def _finish(self, batch: Batch) -> str | None:
         """Generate's own, but for a stop after a tool call: derendering calls any ending after one tool_calls."""
@@ -192,8 +199,8 @@ def _calls(delta: JSON) -> list[Any]:
     return calls if isinstance(calls, list) else []
 
 
-def _choice(delta: JSON) -> JSON:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+def _choice(delta: JSON, tokens: Sequence[Token]) -> JSON:
+    return {"index": 0, "delta": delta, **as_told(tokens), "finish_reason": None}
 
 
 def _without_nulls(value: Any) -> Any:

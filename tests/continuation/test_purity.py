@@ -10,6 +10,7 @@ CORE = [
     "continuation.chunks",
     "continuation.leg",
     "continuation.usage",
+    "continuation.pieces",
     "continuation.seam",
     "continuation.shelf",
     "continuation.asking",

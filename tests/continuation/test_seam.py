@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from continuation.seam import Field, RestartDeparted, Seam
+from continuation.pieces import Field, Piece, text_in
+from continuation.seam import RestartDeparted, Seam
 from strategies.types import CompiledStrategy, Partial
 
 R, C = Field.REASONING, Field.CONTENT
@@ -29,10 +30,10 @@ def joined(
 ) -> tuple[str, str]:
     """(reasoning, content) of leg 2 as shown."""
     seam = Seam(strategy, partial, stops, stop_shown=shown)
-    out = [piece for field, text in pieces for piece in seam.feed(field, text)]
+    out = [piece for field, text in pieces for piece in seam.feed(Piece(field, text))]
     if seam.stopped_at is None:
         out += seam.flush()
-    return "".join(t for f, t in out if f is R), "".join(t for f, t in out if f is C)
+    return text_in(one for one in out if one.field is R), text_in(one for one in out if one.field is C)
 
 
 def by_characters(pieces: list[tuple[Field, str]]) -> list[tuple[Field, str]]:
@@ -203,11 +204,11 @@ STOPS: dict[str, tuple[str, list[str], tuple[str, ...], bool, str, str | None]] 
 def test_stop_strings_across_the_seam(name: str) -> None:
     delivered, texts, stops, shown, expected, matched = STOPS[name]
     seam = Seam(PLAIN, Partial("", delivered), stops, stop_shown=shown)
-    out = [piece for text in texts for piece in seam.feed(C, text)]
+    out = [piece for text in texts for piece in seam.feed(Piece(C, text))]
     assert seam.stopped_at == matched
     if matched is None:
         out += seam.flush()
-    assert "".join(text for _, text in out) == expected
+    assert text_in(out) == expected
 
 
 def work(size: int, alphabet: str, stops: int) -> float:
@@ -217,8 +218,8 @@ def work(size: int, alphabet: str, stops: int) -> float:
     seam = Seam(QWEN, Partial("", delivered), wanted, stop_shown=False)
     start = time.process_time()
     for _ in range(size):
-        seam.feed(C, alphabet)
-    seam.feed(C, "end")
+        seam.feed(Piece(C, alphabet))
+    seam.feed(Piece(C, "end"))
     return time.process_time() - start
 
 

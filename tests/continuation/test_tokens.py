@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from continuation.pieces import Field, Piece, Pieces, text_in
 from continuation.tokens import (
     Batch,
     Batches,
@@ -79,20 +80,24 @@ def test_odd_chunks_are_taken() -> None:
     assert batches_of([{}, {"choices": []}, {"choices": None}, generated(), generated(1)])[0].ids == (1,)
 
 
+def said(text: str) -> Pieces:
+    return [Piece(Field.CONTENT, text)] if text else []
+
+
 @pytest.mark.parametrize("shown", [False, True])
 def test_text_ends_at_the_stop_string_whatever_the_pieces(shown: bool) -> None:
     text = "some text END and more"
     for cut in range(text.index("END") + 3):  # what came before the last batch did not hold all of it
         stop = StopText(["END", "never"], shown=shown)
-        told = stop.feed(text[:cut]) + stop.end(text[cut:], "END")
-        assert told == ("some text END" if shown else "some text ")
+        told = stop.feed(said(text[:cut])) + stop.end(said(text[cut:]), "END")
+        assert text_in(told) == ("some text END" if shown else "some text ")
 
 
 def test_without_a_stop_nothing_is_lost_and_at_most_a_stops_length_is_late() -> None:
     stop = StopText(["END"], shown=False)
-    assert stop.feed("abcdef") == "abcd"
-    assert stop.end("g", None) == "efg"
-    assert StopText([], shown=False).feed("abc") == "abc"
+    assert text_in(stop.feed(said("abcdef"))) == "abcd"
+    assert text_in(stop.end(said("g"), None)) == "efg"
+    assert text_in(StopText([], shown=False).feed(said("abc"))) == "abc"
 
 
 def derendered(finish: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -216,3 +221,61 @@ def test_the_client_sees_ids_and_log_probabilities_once_and_only_if_it_asked() -
         )
         assert [one["choices"][0].get("token_ids") for one in found] == ids
         assert [one["choices"][0]["logprobs"] for one in found] == [{"content": [7]}, None]
+
+
+def with_tokens(text: str, *names: str, **delta: Any) -> dict[str, Any]:
+    """Derendered from one batch, whose tokens are `names`."""
+    chunk = derendered(**({"content": text} if text else {}), **delta)
+    chunk["choices"][0]["logprobs"] = {"content": [{"token": name, "logprob": -1.0} for name in names]}
+    return chunk
+
+
+def shown_with(chunks: ChatChunks, chunk: dict[str, Any], *ids: int, **ended: Any) -> list[Any]:
+    """(text, names of the tokens, ids) of what is shown."""
+    batch = Batch({}, ids, ended.get("finish"), ended.get("stop"))
+    choices = [one["choices"][0] for one in chunks.of(chunk, batch)]
+    return [
+        (
+            "".join(text for text in choice["delta"].values() if isinstance(text, str)),
+            [entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]],
+            choice.get("token_ids", []),
+        )
+        for choice in choices
+    ]
+
+
+def asking(*stops: str) -> ChatChunks:
+    return ChatChunks(stops, stop_shown=False, tool_call_seen=False, ids_shown=True)
+
+
+def test_the_tokens_of_text_that_waits_for_a_stop_string_wait_with_it() -> None:
+    chunks = asking("STOP")
+    assert shown_with(chunks, with_tokens("one two", "one", " two"), 1, 2) == [
+        ("one ", ["one", " two"], [1, 2])
+    ]
+    assert shown_with(chunks, with_tokens(" ST", " S", "T"), 3, 4) == [("two", [], [])]
+    told = shown_with(chunks, with_tokens("ART", "A", "RT"), 5, 6, finish="length")
+    assert told == [(" START", [" S", "T", "A", "RT"], [3, 4, 5, 6])]
+
+
+def test_the_tokens_of_a_stop_string_are_not_shown() -> None:
+    chunks = asking("STOP")
+    assert shown_with(chunks, with_tokens("one", "one"), 1) == []
+    told = shown_with(
+        chunks, with_tokens(" STOP it", " ", "ST", "OP", " it"), 2, 3, 4, 5, finish="stop", stop="STOP"
+    )
+    assert told == [("one ", ["one", " "], [1, 2])]
+
+
+def test_the_tokens_of_a_delta_of_several_kinds_go_with_their_kind() -> None:
+    calls = [{"index": 0, "function": {"arguments": "{}"}}]
+    chunk = with_tokens("Yes", "Hm", "</think>", "Yes", "{}", reasoning="Hm", tool_calls=calls)
+    told = shown_with(asking(), chunk, 1, 2, 3, 4, finish="stop")
+    assert told == [("Hm", ["Hm"], [1]), ("Yes", ["</think>", "Yes"], [2, 3]), ("", ["{}"], [4])]
+
+
+def test_tokens_that_show_nothing_yet_go_with_the_text_that_they_begin() -> None:
+    chunks = asking()
+    assert shown_with(chunks, with_tokens("", ""), 1) == []
+    assert shown_with(chunks, with_tokens("樱", "樱"), 2) == [("樱", ["", "樱"], [1, 2])]
+    assert shown_with(chunks, with_tokens("", "", ""), 3, 4, finish="length") == [("", ["", ""], [3, 4])]

@@ -24,11 +24,12 @@ from continuation.chunks import (
 )
 from continuation.events import Failure
 from continuation.leg import Leg
+from continuation.pieces import Field, Piece
 from continuation.plan import Guarded
 from continuation.resume.log import Entry
 from continuation.resume.numbering import Numbering
 from continuation.rewrite import Rewriter
-from continuation.seam import Field, RestartDeparted, Seam
+from continuation.seam import RestartDeparted, Seam
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
 from continuation.sse import Event, EventDecoder, closed
 from continuation.usage import Estimator, delivered, joined_usage
@@ -162,8 +163,8 @@ def seam(data: bytes) -> None:
         of = Seam(strategy, partial, stops, stop_shown=len(pieces) % 2 == 0, exact=strategy.takes_tokens)
         field = Field.REASONING if thinking else Field.CONTENT
         try:
-            shown = [text for piece in pieces for _, text in of.feed(field, piece)]
-            shown += [text for _, text in of.flush()]
+            shown = [out.text for piece in pieces for out in of.feed(Piece(field, piece))]
+            shown += [out.text for out in of.flush()]
         except RestartDeparted:
             continue
         assert _is_subsequence("".join(shown), "".join(pieces))
