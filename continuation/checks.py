@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
 
 @register()
@@ -122,6 +122,26 @@ def resume_tokens_are_shared(**kwargs: Any) -> Sequence[CheckMessage]:
             hint="Set SECRET_KEY, or SECRET_KEY_FILE, to the same long random text for all processes.",
             id="continuation.W005",
         )
+    ]
+
+
+# Name of a setting, the identity of its warning, and what happens as long as it is false or 0.
+WANTED_IN_SERVICE = (
+    ("SECURE_COOKIES", "continuation.W010", "The cookies of a login are sent without TLS too."),
+    ("SECURE_SSL_REDIRECT", "continuation.W011", "The admin is served without TLS too."),
+    ("SECURE_HSTS_SECONDS", "continuation.W012", "Browsers do not learn that the admin has TLS only."),
+)
+
+
+@register(Tags.security, deploy=True)
+def admin_is_served_with_tls_only(**kwargs: Any) -> Sequence[CheckMessage]:
+    """With `check --deploy` only: the defaults are for a gateway on the same machine."""
+    if settings.GATEWAY_ROLE == "proxy":
+        return []
+    return [
+        Warning(f"{name} is not set. {consequence}", id=identity)
+        for name, identity, consequence in WANTED_IN_SERVICE
+        if not getattr(settings, name)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asgiref.sync import async_to_sync
+from csp.decorators import csp_update
 from django.conf import settings
 from django.contrib.admin import ModelAdmin
 from django.core.exceptions import PermissionDenied
@@ -25,6 +26,7 @@ def urls(events: ModelAdmin[Any]) -> list[URLPattern]:
     """For whoever may view the audit's events. admin_view() checks for staff and for the CSRF token."""
     checked = events.admin_site.admin_view
 
+    @csp_update({"connect-src": ["http:", "https:"]})  # its reader enters the address of a gateway
     def page(request: HttpRequest) -> HttpResponse:
         _check(events, request)
         context = {**events.admin_site.each_context(request), **_about(), "opts": events.opts}

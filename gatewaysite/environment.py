@@ -65,6 +65,10 @@ class Environment:
         allowed = "an http:// or https:// URL with a host, without query or fragment"
         return self._read(name, default, _base_url, allowed)
 
+    def secret_words(self, name: str) -> list[str]:
+        """Comma-separated words that no message shows, blanks around them dropped."""
+        return self._read(name, [], _secret_words, "comma-separated words, at least one", secret=True)
+
     def words(self, name: str, default: str) -> list[str]:
         """Comma-separated words, blanks around them dropped."""
         return self._read(
@@ -111,6 +115,11 @@ class Environment:
         """What may stand behind `Bearer` in an Authorization header."""
         allowed = "letters, digits and any of . _ ~ + / - with any = at the end"
         return self._read(name, "", _bearer_token, allowed, secret=True)
+
+    def header_and_value(self, name: str) -> tuple[str, str] | None:
+        """`Header: value` as Django's META key and the value; None where nothing is set."""
+        allowed = "a header and its value, such as X-Forwarded-Proto: https"
+        return self._read(name, None, _header_and_value, allowed)
 
     def origins(self, name: str) -> list[str]:
         """Comma-separated origins as browsers write them, or `*` alone."""
@@ -208,11 +217,26 @@ def _prefixes(raw: str) -> list[str]:
     return words
 
 
+def _secret_words(raw: str) -> list[str]:
+    words = [word.strip() for word in raw.split(",") if word.strip()]
+    if not words:
+        raise ValueError("no words")
+    return words
+
+
 def _header_names(raw: str) -> list[str]:
     words = [word.strip().lower() for word in raw.split(",") if word.strip()]
     if not words or not all(re.fullmatch(r"[a-z0-9!#$%&'*+.^_`|~-]+", word) for word in words):
         raise ValueError(raw)
     return words
+
+
+def _header_and_value(raw: str) -> tuple[str, str]:
+    found = re.fullmatch(r"\s*([A-Za-z0-9-]+)\s*:\s*([!-~]+)\s*", raw)
+    if not found:
+        raise ValueError(raw)
+    header, value = found.groups()
+    return f"HTTP_{header.upper().replace('-', '_')}", value
 
 
 def _redis_url(raw: str) -> str:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from axes.middleware import AxesMiddleware
+from csp.middleware import CSPMiddleware
 from django.contrib.auth.middleware import AuthenticationMiddleware
 from django.contrib.messages.middleware import MessageMiddleware
 from django.contrib.sessions.middleware import SessionMiddleware
@@ -10,22 +12,27 @@ from django.middleware.clickjacking import XFrameOptionsMiddleware
 from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 
-from gatewaysite import SITE_PREFIXES
+from gatewaysite import BROWSER_PREFIXES, SITE_PREFIXES
 
 
 class SiteOnly:
-    """Mixin that hands every other path straight on."""
+    """Mixin that hands every path without one of `prefixes` straight on."""
 
     get_response: Any
+    prefixes = SITE_PREFIXES
 
     def __call__(self, request: HttpRequest) -> Any:
-        if request.path_info.startswith(SITE_PREFIXES):
+        if request.path_info.startswith(self.prefixes):
             return super().__call__(request)  # type: ignore[misc]
         return self.get_response(request)
 
 
 class SiteSecurityMiddleware(SiteOnly, SecurityMiddleware):
-    pass
+    prefixes = BROWSER_PREFIXES
+
+
+class SiteCSPMiddleware(SiteOnly, CSPMiddleware):
+    prefixes = BROWSER_PREFIXES
 
 
 class SiteSessionMiddleware(SiteOnly, SessionMiddleware):
@@ -45,4 +52,8 @@ class SiteMessageMiddleware(SiteOnly, MessageMiddleware):
 
 
 class SiteXFrameOptionsMiddleware(SiteOnly, XFrameOptionsMiddleware):
-    pass
+    prefixes = BROWSER_PREFIXES
+
+
+class SiteAxesMiddleware(SiteOnly, AxesMiddleware):  # type: ignore[misc]
+    """In place of the login page for those who have guessed too often."""

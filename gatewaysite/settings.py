@@ -1,11 +1,13 @@
 """Settings, all from the environment (`.env` and `NAME_FILE` are read too). The README has the table."""
 
 import secrets
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import environ  # type: ignore[import-untyped]
 from corsheaders.defaults import default_headers
+from csp.constants import NONE, SELF
 
 from gatewaysite.environment import Environment
 
@@ -107,8 +109,17 @@ SECRET_KEY = _env.text("SECRET_KEY")
 SECRET_KEY_IS_RANDOM = not SECRET_KEY
 if SECRET_KEY_IS_RANDOM:
     SECRET_KEY = secrets.token_urlsafe(50)
+SECRET_KEY_FALLBACKS = _env.secret_words("SECRET_KEY_FALLBACKS")
 ALLOWED_HOSTS = _env.words("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = [origin for origin in _env.words("CSRF_TRUSTED_ORIGINS", "") if origin]
+SECURE_COOKIES = _env.boolean("SECURE_COOKIES", False)
+SECURE_SSL_REDIRECT = _env.boolean("SECURE_SSL_REDIRECT", False)
+SECURE_PROXY_SSL_HEADER = _env.header_and_value("SECURE_PROXY_SSL_HEADER")
+SECURE_HSTS_SECONDS = _env.whole("SECURE_HSTS_SECONDS", 0)
+SECURE_HSTS_INCLUDE_SUBDOMAINS = _env.boolean("SECURE_HSTS_INCLUDE_SUBDOMAINS", False)
+LOGIN_FAILURE_LIMIT = _env.whole("LOGIN_FAILURE_LIMIT", 5)
+LOGIN_LOCKOUT_SECONDS = _env.seconds("LOGIN_LOCKOUT_SECONDS", 900, zero=False)
+TRUSTED_PROXY_COUNT = _env.whole("TRUSTED_PROXY_COUNT", 0)
 LOG_FORMAT = _env.choice("LOG_FORMAT", "text", ["text", "json"])
 
 
@@ -138,6 +149,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
+    "axes",
     "strategies.apps.StrategiesConfig",
     "continuation.apps.ContinuationConfig",
 ]
@@ -145,12 +157,17 @@ INSTALLED_APPS = [
 # protect themselves with the decorator. The others act on the site's own pages only.
 MIDDLEWARE = [
     "gatewaysite.middleware.SiteSecurityMiddleware",
+    "gatewaysite.middleware.SiteCSPMiddleware",
     "gatewaysite.middleware.SiteSessionMiddleware",
     "gatewaysite.middleware.SiteCommonMiddleware",
     "gatewaysite.middleware.SiteAuthenticationMiddleware",
     "gatewaysite.middleware.SiteMessageMiddleware",
     "gatewaysite.middleware.SiteXFrameOptionsMiddleware",
+    "gatewaysite.middleware.SiteAxesMiddleware",
 ]
+# These four look for middleware by its name, and ours derives from what they look for. W010 names a setting that is
+# called otherwise here: continuation.W010 stands for it.
+SILENCED_SYSTEM_CHECKS = ["axes.W002", "security.W001", "security.W002", "security.W003", "security.W010"]
 if CORS_ALLOWED_ORIGINS or CORS_ALLOW_ALL_ORIGINS:
     MIDDLEWARE.insert(0, "corsheaders.middleware.CorsMiddleware")
 ROOT_URLCONF = "gatewaysite.urls"
@@ -172,6 +189,10 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
 APPEND_SLASH = False
 # The views have limits of their own, and answer in JSON.
 DATA_UPLOAD_MAX_MEMORY_SIZE = None
@@ -180,8 +201,38 @@ LANGUAGE_CODE = "en"
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
+
+# -- the security of the admin ---------------------------------------------------------------------
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
+# A script for pages of other sites may be loaded from pages without TLS.
+SECURE_REDIRECT_EXEMPT = [r"^static/"]
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF],
+        "connect-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+    },
+}
+# A login is refused after so many failures with one user name from one address: neither alone, for one address may
+# stand for all who come through a proxy, and one name for the only operator.
+AXES_ENABLED = LOGIN_FAILURE_LIMIT > 0
+AXES_FAILURE_LIMIT = LOGIN_FAILURE_LIMIT
+AXES_COOLOFF_TIME = timedelta(seconds=LOGIN_LOCKOUT_SECONDS)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_CLIENT_IP_CALLABLE = "gatewaysite.login.client_address"
+AXES_CLIENT_STR_CALLABLE = "gatewaysite.login.client_shown"
+AXES_LOCKOUT_CALLABLE = "gatewaysite.login.refused"
+AXES_DISABLE_ACCESS_LOG = True  # nobody would delete its rows
+AXES_VERBOSE = False
 
 LOGGING = {
     "version": 1,
@@ -200,6 +251,7 @@ LOGGING = {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         "django.request": {"filters": ["own_trouble"]},
         "django.security.DisallowedHost": {"level": "CRITICAL"},  # anybody can cause it, at will
+        "axes": {"level": "WARNING"},
         "daphne": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
     },

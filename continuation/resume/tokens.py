@@ -1,4 +1,5 @@
-"""Resume tokens: signed with SECRET_KEY, good for one stream and one caller, for a day.
+"""Resume tokens: signed with SECRET_KEY, good for one stream and one caller, for a day. Those that were signed with one
+of SECRET_KEY_FALLBACKS are read too.
 
 A caller is who sends a certain Authorization header; who sends none is a caller too. What a token says is not secret,
 what it is bound to is a keyed digest.
@@ -11,6 +12,7 @@ import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 
+from django.conf import settings
 from django.core import signing
 from django.utils.crypto import constant_time_compare, salted_hmac
 
@@ -58,7 +60,7 @@ def read(text: str, authorization: str) -> Token | None:
         said, expired = signing.loads(text, salt=_SALT), _is_old(text)
     except (signing.BadSignature, ValueError, zlib.error):  # also what was signed, but is no token
         return None
-    if not isinstance(said, dict) or not constant_time_compare(str(said.get("c")), _caller(authorization)):
+    if not isinstance(said, dict) or not _is_of(str(said.get("c")), authorization):
         return None
     stream_id, position = said.get("s"), said.get("n")
     if not isinstance(stream_id, str) or not (position is None or _is_position(position)):
@@ -78,5 +80,12 @@ def _is_old(text: str) -> bool:
     return False
 
 
-def _caller(authorization: str) -> str:
-    return salted_hmac(_SALT, authorization, algorithm="sha256").hexdigest()[:32]
+def _is_of(caller: str, authorization: str) -> bool:
+    """Whether a token's caller sent this Authorization, by the key of today or one that was used before."""
+    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    return any(constant_time_compare(caller, _caller(authorization, key)) for key in keys)
+
+
+def _caller(authorization: str, key: str | None = None) -> str:
+    """key: None for SECRET_KEY."""
+    return salted_hmac(_SALT, authorization, secret=key, algorithm="sha256").hexdigest()[:32]

@@ -71,11 +71,14 @@ def session_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome
 
 @pytest.fixture
 def browser(session_browser: Chrome) -> Iterator[Chrome]:
-    """No page may leave an exception that nobody caught."""
+    """No page may leave an exception that nobody caught, or want what its Content-Security-Policy forbids."""
     yield session_browser
     session_browser.get("about:blank")
-    uncaught = [entry for entry in session_browser.get_log("browser") if "Uncaught" in entry["message"]]
-    assert uncaught == []
+    wrong = ("Uncaught", "Content Security Policy")
+    found = [
+        entry for entry in session_browser.get_log("browser") if any(w in entry["message"] for w in wrong)
+    ]
+    assert found == []
 
 
 @pytest.fixture(scope="session")

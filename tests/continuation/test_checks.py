@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 from django.core.checks import CheckMessage, run_checks
+from django.utils.module_loading import import_string
 
 from continuation import checks
 
@@ -15,7 +16,7 @@ def ids(messages: Sequence[CheckMessage]) -> list[str | None]:
 def test_the_site_with_a_downstream_and_a_key_passes_every_check(settings: Any) -> None:
     settings.DOWNSTREAM_URL = "http://router:8000"
     settings.SECRET_KEY_IS_RANDOM = False
-    assert run_checks(databases=[]) == []
+    assert [message for message in run_checks(databases=[]) if not message.is_silenced()] == []
 
 
 @pytest.mark.parametrize("role", ["all", "proxy"])
@@ -65,6 +66,39 @@ def test_a_random_secret_key_is_warned_of_where_people_log_in(
     messages = checks.secret_key_is_kept()
     assert ids(messages) == found
     assert not any(message.is_serious() for message in messages)
+
+
+@pytest.mark.parametrize(
+    "identity, base",
+    [
+        ("axes.W002", "axes.middleware.AxesMiddleware"),
+        ("security.W001", "django.middleware.security.SecurityMiddleware"),
+        ("security.W002", "django.middleware.clickjacking.XFrameOptionsMiddleware"),
+    ],
+)
+def test_a_check_that_is_silenced_looks_for_a_middleware_that_ours_derive_from(
+    settings: Any, identity: str, base: str
+) -> None:
+    assert identity in settings.SILENCED_SYSTEM_CHECKS
+    ours = [import_string(name) for name in settings.MIDDLEWARE]
+    assert any(issubclass(one, import_string(base)) for one in ours)
+
+
+@pytest.mark.parametrize("role", ["all", "admin"])
+def test_with_deploy_an_admin_that_is_served_without_tls_is_warned_of(settings: Any, role: str) -> None:
+    settings.GATEWAY_ROLE = role
+    expected = ["continuation.W010", "continuation.W011", "continuation.W012"]
+    assert ids(checks.admin_is_served_with_tls_only()) == expected
+    settings.SECURE_COOKIES = settings.SECURE_SSL_REDIRECT = True
+    (message,) = checks.admin_is_served_with_tls_only()
+    assert message.msg.startswith("SECURE_HSTS_SECONDS is not set. ")
+    settings.SECURE_HSTS_SECONDS = 1
+    assert checks.admin_is_served_with_tls_only() == []
+
+
+def test_a_proxy_alone_has_no_login_to_protect(settings: Any) -> None:
+    settings.GATEWAY_ROLE = "proxy"
+    assert checks.admin_is_served_with_tls_only() == []
 
 
 @pytest.mark.parametrize(

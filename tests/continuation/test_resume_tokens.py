@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core import signing
 from django.test import override_settings
 from hypothesis import given
@@ -96,6 +97,25 @@ def test_another_key_makes_another_token() -> None:
     assert read(foreign, CALLER) is None
     with override_settings(SECRET_KEY="another"):
         assert read(issue(STREAM, CALLER), CALLER) == Token(STREAM)
+
+
+@pytest.mark.parametrize("position", [None, 41])
+def test_a_token_survives_a_turn_of_the_key(position: int | None) -> None:
+    token = issue(STREAM, CALLER, position)
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["older", settings.SECRET_KEY]):
+        assert read(token, CALLER) == Token(STREAM, position)
+        assert read(token, "another") is None
+        fresh = issue(STREAM, CALLER)
+    with override_settings(SECRET_KEY="new"):
+        assert read(fresh, CALLER) == Token(STREAM), "the old key signs no more"
+        assert read(token, CALLER) is None
+
+
+def test_a_process_reads_the_tokens_of_one_whose_key_has_been_turned_already() -> None:
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[settings.SECRET_KEY]):
+        ahead = issue(STREAM, CALLER, 7)
+    with override_settings(SECRET_KEY_FALLBACKS=["new"]):
+        assert read(ahead, CALLER) == Token(STREAM, 7)
 
 
 @pytest.mark.parametrize(

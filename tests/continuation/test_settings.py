@@ -53,6 +53,8 @@ CASTS: dict[str, tuple[Read, Any]] = {
     "redis": (lambda env: env.redis("X"), ""),
     "keys": (lambda env: env.keys("X"), []),
     "bearer": (lambda env: env.bearer("X"), ""),
+    "header and value": (lambda env: env.header_and_value("X"), None),
+    "secret words": (lambda env: env.secret_words("X"), []),
     "header names": (lambda env: env.header_names("X", "*key*,*token*"), ["*key*", "*token*"]),
     "origins": (lambda env: env.origins("X"), []),
     "directory": (lambda env: env.directory("X"), ""),
@@ -113,6 +115,8 @@ def test_a_variable_that_is_not_given_has_its_default(name: str, variables: dict
         ("keys", f" {KEYS[1]} , {KEYS[0]},", [KEYS[1], KEYS[0]]),
         ("bearer", "aZ09-._~+/==", "aZ09-._~+/=="),
         ("bearer", " word ", "word"),
+        ("header and value", " X-Forwarded-Proto :https ", ("HTTP_X_FORWARDED_PROTO", "https")),
+        ("secret words", " a-b , c", ["a-b", "c"]),
         ("header names", " X-Tenant-ID , *Key*,", ["x-tenant-id", "*key*"]),
         ("header names", "*", ["*"]),
         ("origins", "*", ["*"]),
@@ -213,6 +217,10 @@ def test_a_right_value_is_understood(name: str, raw: str, value: Any) -> None:
             )
         ],
         *[
+            ("header and value", raw, "a header and its value, such as X-Forwarded-Proto: https")
+            for raw in ("https", "X-Proto:", ": https", "X_Proto: https", "X-Proto: a b", "X-Proto=https")
+        ],
+        *[
             ("header names", raw, "comma-separated names of headers, in which * stands for anything")
             for raw in (",", "x y", "x:y", "[ab]", "x?", "caf\u00e9")
         ],
@@ -252,6 +260,7 @@ SECRETS = {
     "redis": "a Redis URL such as redis://:password@host:6379/0, rediss://host or unix:///path/redis.sock",
     "keys": "comma-separated keys of 32 bytes each, in url-safe base64: 44 characters, the last one =",
     "bearer": "letters, digits and any of . _ ~ + / - with any = at the end",
+    "secret words": "comma-separated words, at least one",
 }
 
 
@@ -291,6 +300,7 @@ SECRETS = {
                 f"{KEYS[0]} {KEYS[1]}",
             )
         ],
+        *[("secret words", raw) for raw in (",", " , ")],
         *[
             ("bearer", raw)
             for raw in (" ", "sec ret", "s\u00e9cret", "=secret", "sec=ret", 'sec"ret', "sec\tret")
@@ -343,6 +353,8 @@ def test_any_variable_can_come_from_a_file(name: str, tmp_path: Path) -> None:
         "keys": KEYS[0],
         "bearer": "word",
         "header names": "x-tenant",
+        "header and value": "X-Forwarded-Proto: https",
+        "secret words": "word",
         "origins": "https://a.b",
         "directory": str(tmp_path),
     }.get(name, "3.5")
@@ -434,6 +446,15 @@ def test_the_defaults_are_those_of_the_settings_table(site: Path) -> None:
         "GATEWAY_ROLE": "all",
         "LOG_FORMAT": "text",
         "DEBUG": False,
+        "SECURE_COOKIES": False,
+        "SECURE_SSL_REDIRECT": False,
+        "SECURE_PROXY_SSL_HEADER": None,
+        "SECURE_HSTS_SECONDS": 0,
+        "SECURE_HSTS_INCLUDE_SUBDOMAINS": False,
+        "SECRET_KEY_FALLBACKS": [],
+        "LOGIN_FAILURE_LIMIT": 5,
+        "LOGIN_LOCKOUT_SECONDS": 900,
+        "TRUSTED_PROXY_COUNT": 0,
         "RESUME_MODE": "opt-in",
         "RESUME_GRACE_SECONDS": 120,
         "RESUME_TTL_SECONDS": 300,
