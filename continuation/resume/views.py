@@ -188,14 +188,17 @@ async def _found(request: HttpRequest, stream_id: str | None) -> Found:
 
 
 def _cursor(request: HttpRequest, found: Found) -> int:
-    """The header wins: an EventSource that comes back has its old URL, and a new header. Raises Refused."""
+    """The number of the event after which to go on. Raises Refused.
+
+    The header wins over the query: an EventSource that comes back has its old URL, and a new header. An empty one is
+    none: so says a client that has seen no id yet.
+    """
     standing = found.standing
-    told = request.headers.get("Last-Event-ID")
-    told = request.GET.get("last_event_id") if told is None else told
-    if told is None:
+    given = request.headers.get("Last-Event-ID") or request.GET.get("last_event_id")
+    if not given:
         cursor = found.token.position or 0
-    elif _CURSOR.fullmatch(told):
-        cursor = int(told)
+    elif _CURSOR.fullmatch(given):
+        cursor = int(given)
     else:
         raise _bad_cursor(standing)
     if cursor > standing.last:

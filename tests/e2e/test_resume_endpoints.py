@@ -151,7 +151,7 @@ def test_who_sends_no_authorization_is_a_caller_too(one: Gateway, upstream: Upst
 
 @pytest.mark.parametrize(
     "cursor",
-    ["abc", "-1", "1000000000000", "6", "", " ", "1.0", "1e0", "+1", "01", "0x1", "1,2", "٣", "9" * 400],
+    ["abc", "-1", "1000000000000", "6", "1 2", "1.0", "1e0", "+1", "01", "0x1", "1,2", "٣", "9" * 400],
 )
 def test_a_cursor_that_is_none_is_refused_with_the_allowed_form(
     one: Gateway, ended_stream: Ticket, cursor: str
@@ -170,6 +170,26 @@ def test_a_cursor_that_is_none_is_refused_with_the_allowed_form(
     encoded = "".join(f"%{byte:02x}" for byte in cursor.encode())
     query = f"{ended_stream.address}?token={ended_stream.token}&last_event_id={encoded}"
     assert error_code(call(one.port, "GET", query, OURS)) == (400, "bad_cursor")
+
+
+def test_an_empty_cursor_is_none(one: Gateway, ended_stream: Ticket) -> None:
+    """EventSource polyfills send one before they have seen an id."""
+    whole = rest(one, ended_stream).body
+    assert blocks(whole, 1)
+    for empty in ("", " "):
+        with come_back(one, ended_stream, empty) as by_header:
+            assert by_header.read_rest().body == whole
+    own = [("X-Resume-Token", ended_stream.token), ("Last-Event-ID", ""), *OURS]
+    assert call(one.port, "POST", "/v1/chat/completions", own).body == whole
+    for query in ("last_event_id=", "last_event_id"):
+        target = f"{ended_stream.address}?token={ended_stream.token}&{query}"
+        assert call(one.port, "GET", target, OURS).body == whole
+
+
+def test_an_empty_header_leaves_the_query_its_cursor(one: Gateway, ended_stream: Ticket) -> None:
+    target = f"{ended_stream.address}?token={ended_stream.token}&last_event_id=1"
+    answer = call(one.port, "GET", target, [("Last-Event-ID", ""), *OURS])
+    assert len(blocks(answer.body, 2)) == 4
 
 
 def test_the_header_wins_over_the_query(one: Gateway, ended_stream: Ticket) -> None:
