@@ -17,9 +17,8 @@
  * replayed: it was sent once before this connection was opened.
  * @typedef {{ id: number | null, event: string, data: string, json: any, replayed: boolean }} StreamEvent */
 
-/** Milliseconds: before attempt n a random time below min(cap, base * 2 ** (n - 1)), or what the server asks for in
- * Retry-After if that is longer; given up after so many attempts in which nothing came, or so long after the break
- * without an answer.
+/** Milliseconds: before attempt n a random time below min(cap, base * 2 ** (n - 1)), on top of what the server asks for in
+ * Retry-After; given up after so many attempts in which nothing came, or so long after the break without an answer.
  * @typedef {{ base: number, cap: number, attempts: number, total: number }} Retry */
 
 /** @typedef {{ state: "connecting" } | { state: "live" } | { state: "done" } | { state: "stopped" } | { state: "closed" }
@@ -382,8 +381,9 @@ export class ResumableStream {
     this.#attempts += 1;
     if (this.#attempts > attempts || left <= 0 || asked > left)
       throw new StreamError("gave_up", `not tried any longer: ${told(reason)}`, { cause: reason });
-    const drawn = Math.min(left, backoff(this.#attempts, this.#retry, this.#manner.random));
-    const delay = Math.min(LONGEST_TIMER, Math.max(asked, drawn));
+    // On top of what the server asks for, not instead: it asks all its clients for the same, and they broke off together.
+    const drawn = backoff(this.#attempts, this.#retry, this.#manner.random);
+    const delay = Math.min(LONGEST_TIMER, left, asked + drawn);
     this.#tell({ state: "reconnecting", attempt: this.#attempts, delay, reason: told(reason) });
     await this.#pause(delay);
   }
