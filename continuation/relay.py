@@ -43,6 +43,7 @@ class Relay:
 
     keepalive: seconds between comments to the client while nothing else is sent, 0 for none.
     silence: seconds without a byte of leg 2 after which that is logged, once.
+    keeps_record: whether the stream counts as traffic: in the audit, the log and each figure of the metrics.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Relay:
         *,
         keepalive: float,
         silence: float,
+        keeps_record: bool = True,
     ) -> None:
         self.splice = splice
         self._body: Readable | None = upstream.body if upstream else None
@@ -67,7 +69,7 @@ class Relay:
         self._has_begun = False
         self._next_steps: deque[Step] = deque()
         self.on_continuation: Callable[[], None] = _nothing  # is told when leg 2 is asked for
-        self.keeps_record = True
+        self.keeps_record = keeps_record
 
     def shut_down(self) -> None:
         """End the answer now, as well as it can be ended. At any time, from the loop that it runs on."""
@@ -153,12 +155,14 @@ class Relay:
     def _note_first(self, now: float) -> None:
         if not self._has_begun:
             self._has_begun = True
-            metrics.first_event(now - self.splice.started_at)
+            if self.keeps_record:
+                metrics.first_event(now - self.splice.started_at)
 
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
         if self._asked_at and read:
-            metrics.leg2_first_byte(now - self._asked_at)
+            if self.keeps_record:
+                metrics.leg2_first_byte(now - self._asked_at)
             self._asked_at = 0.0
         if not read:
             return self.splice.leg_ended(Failure.EOF, now)

@@ -624,16 +624,6 @@ class _Whole:
         self.close()
 
 
-class _Unrecorded(Splice):
-    """Leaves nothing in the audit: no client was there."""
-
-    def record(self) -> StreamRecord | None:
-        return None
-
-    def outcome(self) -> StreamRecord | None:
-        return super().record()
-
-
 class _Bench:
     """Every variant at every cut."""
 
@@ -724,7 +714,7 @@ class _Bench:
                 got = await self._continued(splice, beginning, variant)
         except TimeoutError:
             return Finding(Verdict.REFUSED, f"no ending within {self._order.seconds:g} seconds")
-        record = splice.outcome()
+        record = splice.record()
         if record is None:
             return Finding(Verdict.NOT_TRIED, "the answer was whole already")
         return verdicts.judge(
@@ -746,9 +736,9 @@ class _Bench:
             self._uninterrupted[key] = verdicts.told(b"".join(a.data for a in actions if isinstance(a, Send)))
         return self._uninterrupted[key]
 
-    def _splice(self, plan: Guarded) -> _Unrecorded:
+    def _splice(self, plan: Guarded) -> Splice:
         options = Options(estimator=self._order.estimator)
-        return _Unrecorded(plan, options, "verification", datetime.now(UTC), time.monotonic())
+        return Splice(plan, options, "verification", datetime.now(UTC), time.monotonic())
 
     async def _continued(self, splice: Splice, beginning: bytes, variant: Variant) -> bytes:
         async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
@@ -759,7 +749,14 @@ class _Bench:
             return Upstream(heard.status, heard.headers, _Whole(heard.data))
 
         upstream = Upstream(200, [], _Whole(beginning, cut=True))
-        relay = Relay(splice, upstream, open_continuation, keepalive=0, silence=self._order.seconds)
+        relay = Relay(
+            splice,
+            upstream,
+            open_continuation,
+            keepalive=0,
+            silence=self._order.seconds,
+            keeps_record=False,  # no client was there
+        )
         pieces = relay.pieces()
         try:
             return b"".join([piece async for piece in pieces])

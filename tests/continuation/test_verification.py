@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from continuation import metrics
 from continuation.simulator import Config, Simulator
 from continuation.variants import CHAT, COMPLETIONS, percent
 from continuation.verdicts import Place
 from continuation.verification import Order, Progress, Report, Trouble, prompts_in, verify
 from strategies.types import CompiledStrategy, Engine, Fallback
 from strategies.verification import FIELDS, settings_of
+from tests.harness.figures import figures, moved
 
 QWEN_VLLM = CompiledStrategy(
     "qwen-vllm", "qwen", Engine.VLLM, thinking_key="enable_thinking", structured=True, template_trims=True
@@ -195,6 +197,23 @@ async def test_nothing_of_a_verification_is_audited(monkeypatch: pytest.MonkeyPa
     report = await verified(HOUSE, "sglang", "generic", cuts=1)
     assert report.configured.total.exact
     assert not kept
+
+
+@pytest.mark.parametrize(
+    "strategy, engine, template", [(HOUSE, "sglang", "generic"), (QWEN_VLLM, "vllm", "qwen")]
+)
+async def test_no_figure_of_the_metrics_counts_a_verification(
+    strategy: CompiledStrategy, engine: str, template: str
+) -> None:
+    before = figures(*_told())
+    report = await verified(strategy, engine, template, cuts=1)
+    assert report.configured.total.exact
+    assert not moved(before, figures(*_told()))
+
+
+def _told() -> tuple[str, str]:
+    body, content_type = metrics.told("")
+    return body.decode(), content_type
 
 
 # -- broken strategies -----------------------------------------------------------------------------
