@@ -28,8 +28,9 @@ setup: $(STAMP)  ## build .venv (PYTHON=... to choose the interpreter); again wh
 demo: $(STAMP)  ## watch broken answers being continued (ONCE=1 ends by itself, with status 0 or 1)
 	@$(BIN)/python manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
-test: $(STAMP)  ## run the tests (ARGS=... for pytest; JOBS=1 for one at a time)
+test: $(STAMP)  ## run the tests, and those of the database on PostgreSQL too (ARGS=... for pytest; JOBS=1)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m tests.harness.postgres -n $(JOBS) --dist loadfile $(ARGS)
 
 test-engines: $(STAMP)  ## run the tests against real engines, which are installed in .engines first (ENGINES_DIR=...)
 	@$(BIN)/python engines/prepare.py

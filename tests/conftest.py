@@ -1,7 +1,10 @@
 """For all tests: how long an example takes depends on how busy the machine is, and proves nothing. And what tests
 over sockets have in common, be their client this suite's own or a package."""
 
+import os
+import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +12,30 @@ from hypothesis import settings
 
 from strategies.models import Strategy, StrategyRevision
 from tests.harness.gateway import TROUBLE, Gateway
+from tests.harness.postgres import is_chosen, run_sql, url_in_use
 from tests.harness.upstream import Refusing, Unanswering, Upstream
 
 settings.register_profile("gateway", deadline=None)
 settings.load_profile("gateway")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """On PostgreSQL only what depends on the database is run again."""
+    if url_in_use() and not is_chosen(collection_path, Path(__file__).parent):
+        return True
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which database it was, so that nobody takes one for the other."""
+    if server := url_in_use():
+        (row,) = run_sql(server, "SHOW server_version")
+        used = f"PostgreSQL {row['server_version']}"
+    else:
+        used = f"SQLite {sqlite3.sqlite_version}"
+        if os.environ.get("DATABASE_URL"):
+            used += "; DATABASE_URL is for the run on PostgreSQL"
+    terminalreporter.write_line(f"database: {used}")
 
 
 @pytest.fixture(scope="session")

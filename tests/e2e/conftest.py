@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.resuming import close_all
 from tests.harness.client import Stream, request_id
-from tests.harness.gateway import Gateway, migrated_database
+from tests.harness.gateway import Gateway, migrated_template
 from tests.harness.redis import RedisServer
 from tests.harness.upstream import Headers, Upstream
 
@@ -34,7 +34,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[s
     """Running gateways by their settings: starting one costs seconds."""
     running: OrderedDict[frozenset[tuple[str, str]], Gateway] = OrderedDict()
     statuses: list[int] = []
-    template = migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
+    template = migrated_template(tmp_path_factory.mktemp("database"))
 
     def gateway(settings: dict[str, str]) -> Gateway:
         key = frozenset(settings.items())

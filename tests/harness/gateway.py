@@ -18,10 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.harness.client import call
+from tests.harness.postgres import PostgresDatabase, url_in_use
 from tests.harness.upstream import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +96,37 @@ TROUBLE = re.compile(
 EVENT_TABLE = "continuation_continuationevent"
 
 
-def environment(settings: Mapping[str, str], database: Path) -> dict[str, str]:
+@dataclass(frozen=True)
+class SqliteDatabase:
+    """A file, for a gateway of its own."""
+
+    path: Path
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def copy(self, directory: Path) -> SqliteDatabase:
+        return SqliteDatabase(Path(shutil.copyfile(self.path, directory / "gateway.sqlite3")))
+
+    def rows(self, table: str, request_id: str) -> list[dict[str, Any]]:
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=5)
+        try:
+            connection.row_factory = sqlite3.Row
+            found = connection.execute(
+                f"SELECT * FROM {table} WHERE request_id = ? ORDER BY id", (request_id,)
+            )
+            return [dict(row) for row in found]
+        finally:
+            connection.close()
+
+
+Database = SqliteDatabase | PostgresDatabase
+
+
+def environment(settings: Mapping[str, str], database: Path | Database) -> dict[str, str]:
+    """database: a path names a SQLite file."""
+    url = SqliteDatabase(database).url if isinstance(database, Path) else database.url
     kept = {name: value for name, value in os.environ.items() if not _is_setting(name)}
     return {
         **kept,
@@ -102,7 +134,7 @@ def environment(settings: Mapping[str, str], database: Path) -> dict[str, str]:
         "SECRET_KEY": "tests-only",
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "default::ResourceWarning",
-        "DATABASE_URL": f"sqlite:///{database}",
+        "DATABASE_URL": url,
         **settings,
     }
 
@@ -111,13 +143,26 @@ def _is_setting(name: str) -> bool:
     return name.removesuffix("_FILE") in SETTINGS or name.startswith(("DJANGO_", "PYTEST_"))
 
 
+def migrated_template(directory: Path) -> Database:
+    """A database with every migration applied, to be copied: of the kind that this run of the tests is on."""
+    if server := url_in_use():
+        database = PostgresDatabase.new(server)
+        _migrate(database)
+        return database
+    return SqliteDatabase(migrated_database(directory / "template.sqlite3"))
+
+
 def migrated_database(path: Path) -> Path:
-    """A database with every migration applied, to be copied."""
+    """A SQLite file with every migration applied, to be copied."""
+    _migrate(SqliteDatabase(path))
+    return path
+
+
+def _migrate(database: Database) -> None:
     command = [sys.executable, "manage.py", "migrate", "--no-input", "-v", "0"]
-    env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, path)
+    env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, database)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=START_PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
-    return path
 
 
 def _ports() -> Iterator[int]:
@@ -140,18 +185,29 @@ def free_port() -> int:
             return port
 
 
+def _copied(template: Path | Database, directory: Path) -> Database:
+    if isinstance(template, PostgresDatabase):
+        return template.copy()
+    source = SqliteDatabase(template) if isinstance(template, Path) else template
+    return source.copy(directory)
+
+
 class Gateway:
     """A running gateway. `stop` ends it with SIGTERM, by its own pid; a second SIGTERM would not let streams end."""
 
     def __init__(
-        self, settings: Mapping[str, str], template: Path, directory: Path, server: str = SERVER
+        self,
+        settings: Mapping[str, str],
+        template: Path | Database,
+        directory: Path,
+        server: str = SERVER,
     ) -> None:
+        """template: is copied; a path names a SQLite file."""
         self.settings = dict(settings)
         self._server = server
-        self.database = directory / "gateway.sqlite3"
         self._log_file = directory / "gateway.log"
         self._seen = 0
-        shutil.copyfile(template, self.database)
+        self._database = _copied(template, directory)
         for _attempt in range(3):  # the port may be taken between its choice and its use
             if self._start():
                 return
@@ -165,7 +221,7 @@ class Gateway:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=environment(self.settings, self.database),
+                env=environment(self.settings, self._database),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -223,16 +279,14 @@ class Gateway:
         (row,) = self.events(request_id)
         return row
 
+    @property
+    def database(self) -> Path:
+        """Its SQLite file."""
+        assert isinstance(self._database, SqliteDatabase), "this gateway has no SQLite file"
+        return self._database.path
+
     def _rows(self, request_id: str) -> list[dict[str, Any]]:
-        connection = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=5)
-        try:
-            connection.row_factory = sqlite3.Row
-            found = connection.execute(
-                f"SELECT * FROM {EVENT_TABLE} WHERE request_id = ? ORDER BY id", (request_id,)
-            )
-            return [dict(row) for row in found]
-        finally:
-            connection.close()
+        return self._database.rows(EVENT_TABLE, request_id)
 
     def open_files(self) -> list[str]:
         """What its descriptors point to, from /proc."""

