@@ -40,14 +40,13 @@ from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
-from continuation.asking import Unasked
+from continuation.asking import Unasked, asking_to_continue
 from continuation.chunks import (
     FAILED_FINISHES,
     JSON,
     calls_tool,
     choices,
     count,
-    dump_exact,
     error_message,
     error_object,
     event_of,
@@ -69,7 +68,7 @@ from continuation.shelf import Shelf
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.usage import Conversation, Delivered, Estimator, delivered, joined_usage
 from continuation.wording import failed_message, first_line
-from strategies.builders import continuation_body, prefix, without_lone_surrogates
+from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 
 logger = logging.getLogger(__name__)
@@ -113,9 +112,23 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class OpenLeg:
-    """Send this body to CONTINUATION_URL, then report leg2_opened, leg2_refused or leg2_unreachable."""
+    """Send `body` to CONTINUATION_URL, then report leg2_opened, leg2_refused or leg2_unreachable.
 
-    body: bytes
+    spent: tokens of the request's budget.
+    """
+
+    plan: Guarded
+    partial: Partial
+    spent: int
+
+    @property
+    def size(self) -> int:
+        """Of what the body is built from, in bytes or characters; building it takes time accordingly."""
+        return len(self.plan.body) + len(self.partial.reasoning) + len(self.partial.content)
+
+    @property
+    def body(self) -> bytes:
+        return asking_to_continue(self.plan.body, self.plan.strategy, self.partial, self.spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,7 @@ class OpenTokens:
     tool_ids: the ids of the tool calls that the client has seen begin, in order.
     """
 
-    request: JSON
+    plan: Guarded
     strategy: CompiledStrategy
     partial: Partial
     carried_prompt: tuple[int, ...]
@@ -136,6 +149,16 @@ class OpenTokens:
     stops: tuple[str, ...]
     stop_shown: bool
     shown_ids: tuple[int, ...] | None = None
+
+    @property
+    def request(self) -> JSON:
+        """The client's, parsed anew; `size` is that of its bytes."""
+        request: JSON = parse_exact(self.plan.body)
+        return request
+
+    @property
+    def size(self) -> int:
+        return len(self.plan.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,14 +706,8 @@ class Splice:
         return [CloseLeg(), *opening]
 
     def _continue_chat(self) -> list[Action]:
-        plan = self.plan
         self._join(exact=False)
-        request = parse_exact(plan.body)
-        return [
-            OpenLeg(
-                dump_exact(continuation_body(request, plan.strategy, self._partial, self._before.completion))
-            )
-        ]
+        return [OpenLeg(self.plan, self._partial, self._before.completion)]
 
     def _continue_tokens(self) -> list[Action]:
         plan, leg = self.plan, self._leg1
@@ -698,7 +715,7 @@ class Splice:
         carried = leg.carried_ids if plan.carries_ids else None
         return [
             OpenTokens(
-                request=parse_exact(plan.body),
+                plan=plan,
                 strategy=plan.strategy,
                 partial=self._partial,
                 carried_prompt=leg.prompt_ids if carried is not None else (),

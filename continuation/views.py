@@ -18,13 +18,14 @@ from continuation.client import Upstream, open_upstream
 from continuation.failures import describe, status_for
 from continuation.guard import MB, Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders, end_to_end, json_error, with_headers
-from continuation.plan import INLINE_BYTES, Guarded, PassReason, Passthrough, plan
+from continuation.plan import Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
 from continuation.requests import body_size, headers_of, request_id, scope_of, target_of
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
 from continuation.splice import Splice
 from continuation.streams import RelayResponse, break_off, ends_itself
+from continuation.threads import worked_out
 from strategies import cache
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
         return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
     body = request.read()
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
-    arguments = (body, opted_out, cache.current(), configured)
-    planned = await asyncio.to_thread(plan, *arguments) if size > INLINE_BYTES else plan(*arguments)
+    book = cache.current()
+    planned = await worked_out(size, lambda: plan(body, opted_out, book, configured))
     if isinstance(planned, Passthrough):
         metrics.planned(planned.reason)
         return await _pass_through(request, planned, body)
@@ -146,14 +147,8 @@ async def _open_leg1(planned: Guarded, origin: Origin) -> Upstream:
     headers = origin.leg1_headers
     if planned.carries_ids:  # the body is another one
         headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-    body = await _leg1_body(planned)
+    body = await worked_out(len(planned.body) if planned.carries_ids else 0, lambda: planned.leg1_body)
     return await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, headers, body)
-
-
-async def _leg1_body(planned: Guarded) -> bytes:
-    if planned.carries_ids and len(planned.body) > INLINE_BYTES:
-        return await asyncio.to_thread(lambda: planned.leg1_body)
-    return planned.leg1_body
 
 
 async def _pass_through(

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from continuation import splice
 from continuation.events import Failure
 from continuation.splice import NEXT, Phase
 from strategies.types import CompiledStrategy
@@ -713,10 +712,9 @@ def test_a_line_end_that_the_reads_cut_in_two_goes_the_way_of_its_event(cut: int
     assert legs[0].sent == legs[1].sent
 
 
-def test_a_body_that_cannot_be_built_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = Play()
-    monkeypatch.setattr(splice, "continuation_body", lambda *_: 1 / 0)
-    play.reads(content("x")).ends()
+def test_a_body_that_cannot_be_built_ends_the_stream() -> None:
+    play = Play().reads(content("x")).ends()
+    play.does(play.splice.broke(1))
     assert play.failed().errors[0]["code"] == "internal_error"
 
 

@@ -212,8 +212,8 @@ class _Streamed:
                 case Send(data):
                     assert data
                     self.sent += data
-                case OpenLeg(body):
-                    json.loads(body)
+                case OpenLeg():
+                    json.loads(action.body)
                     self.asked += 1
                 case OpenTokens():
                     self.asked += 1
