@@ -323,7 +323,9 @@ class Splice:
         if told and not self._before.exact:
             self._before = told
         elif told:
-            self._before = replace(self._before, completion=self._before.completion - told.left_out)
+            before = self._before
+            prompt = told.prompt if before.prompt is None else before.prompt
+            self._before = replace(before, completion=before.completion - told.left_out, prompt=prompt)
 
     def scale_out_missing(self, message: str, now: float) -> list[Action]:
         """The server has no token route."""
@@ -673,7 +675,7 @@ class Splice:
         """What is there to be continued, and what it has cost."""
         partial = self._leg1.partial
         self._partial = Partial(*map(without_lone_surrogates, (partial.reasoning, partial.content)))
-        before = self._counted(self._partial)
+        before = self._counted(self._leg1, self._partial)
         prompt = before.prompt if before.prompt is not None else self._leg1.prompt_tokens
         self._before = replace(before, prompt=prompt)
 
@@ -926,10 +928,10 @@ class Splice:
         """What leg 2 reported, or an estimate of what it wrote."""
         if self._leg2 is None or self._leg2_usage is not None:
             return self._leg2_usage
-        text, estimator = self._leg2.partial, self.options.estimator
-        reasoning = estimator.tokens(text.reasoning)
-        counts: JSON = {"completion_tokens": reasoning + estimator.tokens(text.content)}
-        return counts | ({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {})
+        wrote = self._counted(self._leg2, self._leg2.partial)
+        counts: JSON = {"completion_tokens": wrote.completion}
+        thought = {"completion_tokens_details": {"reasoning_tokens": wrote.reasoning}}
+        return counts | (thought if wrote.reasoning else {})
 
     def _joined(self, leg2: JSON | None) -> JSON:
         before = self._before
@@ -939,10 +941,9 @@ class Splice:
         return joined_usage(before, leg2, self._prompt_tokens(leg2), reasons, self._leg1.last_usage)
 
     def _prompt_tokens(self, leg2: JSON | None) -> int:
-        told, estimator = count(leg2, "prompt_tokens"), self.options.estimator
-        if told is not None and self._asked.has_media:
-            return max(0, told - estimator.tokens(prefix(self.plan.strategy, self._partial)))
-        return self._asked.prompt_tokens
+        """The client's prompt: that of leg 2, which holds the partial too, less what the partial has cost."""
+        counted = count(leg2, "prompt_tokens")
+        return max(0, counted - self._before.completion) if counted else self._asked.prompt_tokens
 
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
@@ -961,7 +962,7 @@ class Splice:
             return None
         leg, verdict = self._leg1, self._verdict
         partial = self._partial if self._failure else leg.partial
-        before = self._before if self._failure else self._counted(partial)
+        before = self._before if self._failure else self._counted(leg, partial)
         budget = self.plan.budget
         continued = self._leg2 is not None
         return StreamRecord(
@@ -1002,10 +1003,17 @@ class Splice:
             | self._shelf2.note("leg2"),
         )
 
-    def _counted(self, partial: Partial) -> Delivered:
-        leg = self._leg1
+    def _counted(self, leg: Leg, partial: Partial) -> Delivered:
+        """What `partial`, the text of `leg`, has cost."""
         return delivered(
-            leg.last_usage, leg.usage_current, partial.reasoning, partial.content, self.options.estimator
+            leg.last_usage,
+            leg.usage_current,
+            partial.reasoning,
+            partial.content,
+            self.options.estimator,
+            least=leg.least_tokens,
+            reasoning_events=leg.reasoning_events,
+            others=leg.others,
         )
 
     def _ids_note(self) -> dict[str, str]:

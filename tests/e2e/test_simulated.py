@@ -5,10 +5,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from continuation.simulator import Config, Simulator
+from continuation.simulator import Config, Simulator, vocabulary
 from tests.e2e.asking import asking_usage
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.harness.client import Answer
@@ -110,9 +111,45 @@ def test_a_renderer_that_ignores_the_flag_is_noticed(gateway: GatewayFor, chat: 
         assert len([one for one in simulator.requests if one.path == "/v1/chat/completions"]) == 1
 
 
-def asking(one: Gateway, chat: Chat) -> Callable[[str, str], Answer]:
-    def ask(question: str, fault: str) -> Answer:
-        asked = asking_usage(model="served", messages=[{"role": "user", "content": question}])
+RUNNING = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+@pytest.mark.parametrize(("engine", "more"), [("vllm", {}), ("vllm", RUNNING), ("sglang", RUNNING)], ids=str)
+def test_the_budget_is_not_overrun_but_for_tokens_that_have_no_event_of_their_own(
+    gateway: GatewayFor, chat: Chat, engine: str, more: dict[str, Any]
+) -> None:
+    """Where the engine counts, never. On SGLang, where several tokens may share an event, only that is exact."""
+    with running(Config(engine=engine, template="qwen", model="served")) as simulator:
+        one = gateway(
+            DOWNSTREAM_URL=simulator.url,
+            CONTINUATION_MODEL="Qwen/Qwen3.6-35B-A3B",
+            CONTINUATION_ENGINE=engine,
+        )
+        ask = asking(one, chat)
+        for budget in (40, 60, 90):
+            whole = ask("How do I carry on?", "", max_tokens=budget, **more)
+            assert whole.finish_reasons == ["length"]
+            for after in (1, 9, 20):
+                place = f"disconnect; in=reasoning; after={after}"
+                rescued = ask("How do I carry on?", place, max_tokens=budget, **more)
+                said, want_said = rescued.reasoning + rescued.content, whole.reasoning + whole.content
+                if more:
+                    assert said == want_said, (budget, after)
+                else:  # but for parts of characters, which are tokens without an event
+                    assert said.startswith(want_said), (budget, after)
+                    assert len(vocabulary.encode(said[len(want_said) :])) <= 0.1 * budget, (budget, after)
+                assert (rescued.finish_reasons, rescued.done) == (["length"], 1)
+                told, want = rescued.usages[-1], whole.usages[-1]
+                assert told["completion_tokens"] == want["completion_tokens"] == budget, after
+                # Leg 2's prompt also holds control tokens: those that open the thinking.
+                more_prompt = told["prompt_tokens"] - want["prompt_tokens"]
+                assert more_prompt == 0 if more else 0 <= more_prompt <= 8, (budget, after)
+                assert told["total_tokens"] == told["prompt_tokens"] + told["completion_tokens"]
+
+
+def asking(one: Gateway, chat: Chat) -> Callable[..., Answer]:
+    def ask(question: str, fault: str, **changes: Any) -> Answer:
+        asked = asking_usage(model="served", messages=[{"role": "user", "content": question}]) | changes
         stream = chat(one, asked, [("X-Simulate-Fault", fault)] if fault else [])
         return Answer.of(stream.read_rest().body)
 
