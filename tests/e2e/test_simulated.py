@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator import Config, Simulator, vocabulary
+from continuation.simulator import Config, Simulator
 from tests.e2e.asking import asking_usage
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.harness.client import Answer
@@ -115,10 +115,10 @@ RUNNING = {"stream_options": {"include_usage": True, "continuous_usage_stats": T
 
 
 @pytest.mark.parametrize(("engine", "more"), [("vllm", {}), ("vllm", RUNNING), ("sglang", RUNNING)], ids=str)
-def test_the_budget_is_not_overrun_but_for_tokens_that_have_no_event_of_their_own(
+def test_the_budget_is_not_overrun_where_the_engine_counts(
     gateway: GatewayFor, chat: Chat, engine: str, more: dict[str, Any]
 ) -> None:
-    """Where the engine counts, never. On SGLang, where several tokens may share an event, only that is exact."""
+    """Without its counts, tokens that have no event of their own are missed."""
     with running(Config(engine=engine, template="qwen", model="served")) as simulator:
         one = gateway(
             DOWNSTREAM_URL=simulator.url,
@@ -132,12 +132,8 @@ def test_the_budget_is_not_overrun_but_for_tokens_that_have_no_event_of_their_ow
             for after in (1, 9, 20):
                 place = f"disconnect; in=reasoning; after={after}"
                 rescued = ask("How do I carry on?", place, max_tokens=budget, **more)
-                said, want_said = rescued.reasoning + rescued.content, whole.reasoning + whole.content
                 if more:
-                    assert said == want_said, (budget, after)
-                else:  # but for parts of characters, which are tokens without an event
-                    assert said.startswith(want_said), (budget, after)
-                    assert len(vocabulary.encode(said[len(want_said) :])) <= 0.1 * budget, (budget, after)
+                    assert (rescued.reasoning, rescued.content) == (whole.reasoning, whole.content), after
                 assert (rescued.finish_reasons, rescued.done) == (["length"], 1)
                 told, want = rescued.usages[-1], whole.usages[-1]
                 assert told["completion_tokens"] == want["completion_tokens"] == budget, after
