@@ -16,8 +16,8 @@ def describe(trouble: BaseException) -> str:
 
 
 def status_for(trouble: httpx.HTTPError) -> int:
-    """The status of an answer whose request could not be delivered: 504 when connecting took too long, 400 where it
-    cannot be written down, else 502."""
+    """The status of an answer whose request could not be delivered: 504 when connecting took too long, 500 where the
+    gateway could not write it down, else 502."""
     if isinstance(trouble, httpx.LocalProtocolError):
-        return 400
+        return 500
     return 504 if isinstance(trouble, httpx.TimeoutException) else 502

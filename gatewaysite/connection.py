@@ -33,7 +33,7 @@ from twisted.web import http
 
 from continuation.http import json_error
 from continuation.requests import quoted_id
-from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
+from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN, TARGET
 
 logger = logging.getLogger(__name__)
 
@@ -305,7 +305,11 @@ class Exchange(WebRequest):  # type: ignore[misc]
     def complete(self, scope: dict[str, Any]) -> None:
         """Add to what the application is told."""
         scope["headers"] += self._set_aside
-        scope["extensions"] = {CLOSE_CONNECTION: self.break_off, ON_SHUTDOWN: self.on_shutdown}
+        scope["extensions"] = {
+            CLOSE_CONNECTION: self.break_off,
+            ON_SHUTDOWN: self.on_shutdown,
+            TARGET: self.uri,
+        }
 
     # -- the answer --------------------------------------------------------------------------------
 

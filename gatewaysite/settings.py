@@ -31,6 +31,7 @@ STALL_IDLE_TIMEOUT_SECONDS = _env.seconds("STALL_IDLE_TIMEOUT_SECONDS", 20, zero
 FAILED_FINISH_REASONS = _env.finish_reasons(
     "FAILED_FINISH_REASONS", "abort,error,insufficient_system_resource,network_error"
 )
+DOWNSTREAM_KEEPALIVE_SECONDS = _env.seconds("DOWNSTREAM_KEEPALIVE_SECONDS", 3)
 CONNECT_TIMEOUT_SECONDS = _env.seconds("CONNECT_TIMEOUT_SECONDS", 30, zero=False)
 MAX_CONTINUATION_BODY_MB = _env.number("MAX_CONTINUATION_BODY_MB", 10)
 MAX_REQUEST_BODY_MB = _env.number("MAX_REQUEST_BODY_MB", 100, zero=False)

@@ -1,6 +1,6 @@
 """The gateway as a process, with its log, its audit rows and its open files.
 
-It runs under daphne, or under `manage.py serve` where a test says so, or where GATEWAY_SERVER=serve does for all.
+It runs under daphne, or under another server where a test says so, or where GATEWAY_SERVER=serve does for all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 START_PATIENCE = 60.0  # two cores may be shared by many
 SERVER = os.environ.get("GATEWAY_SERVER", "daphne")
 COMMANDS = {
-    "daphne": ["-m", "daphne", "gatewaysite.asgi:application"],
-    "serve": ["manage.py", "serve"],
+    "daphne": ["-m", "daphne", "gatewaysite.asgi:application", "-b", "127.0.0.1", "-p"],
+    "serve": ["manage.py", "serve", "-b", "127.0.0.1", "-p"],
+    "uvicorn-h11": ["-m", "uvicorn", "gatewaysite.asgi:application", "--http", "h11", "--port"],
+    "uvicorn-httptools": ["-m", "uvicorn", "gatewaysite.asgi:application", "--http", "httptools", "--port"],
 }
 # Set to nothing, so that neither a developer's shell nor a .env file decides a test.
 SETTINGS = (
@@ -52,6 +54,7 @@ SETTINGS = (
     "DATABASE_URL",
     "DEBUG",
     "DOWNSTREAM_CONNECTION_LIMIT",
+    "DOWNSTREAM_KEEPALIVE_SECONDS",
     "DOWNSTREAM_URL",
     "GATEWAY_ROLE",
     "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS",
@@ -160,7 +163,7 @@ class Gateway:
     def _start(self) -> bool:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, *COMMANDS[self._server], "-b", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, *COMMANDS[self._server], str(self.port)]
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
