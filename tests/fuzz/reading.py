@@ -66,6 +66,7 @@ class Said:
     content: list[str] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     usages: int = 0  # events of nothing else, after the finish
+    counted: bool = False  # usage behind the finish, or with it, in a chunk that has choices
     roles: int = 0
     finish: str | None = None
     failure: str | None = None
@@ -134,8 +135,11 @@ def _take(told: Said, block: Block) -> None:
         return
     for one in chosen:
         _choice(told, one)
-    if told.finish and isinstance(value.get("usage"), dict) and not value.get("choices"):
-        told.usages += 1
+    if told.finish and value.get("usage") and isinstance(value["usage"], dict):
+        if value.get("choices"):
+            told.counted = True
+        else:
+            told.usages += 1
 
 
 def _choice(told: Said, choice: dict[str, Any]) -> None:
