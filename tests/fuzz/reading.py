@@ -90,7 +90,7 @@ def words(text: str) -> list[int]:
 def said(stream: bytes, limit: int, *, ended: bool, to_the_finish: bool = False) -> Said:
     """ended: the stream is over, so that a last event without its blank line counts if it can be read.
 
-    to_the_finish: what comes after a finish_reason is not read.
+    to_the_finish: what comes after a finish_reason is not read, nor what comes after an event that is too large.
     """
     told = Said()
     for block in blocks(stream):
@@ -99,6 +99,8 @@ def said(stream: bytes, limit: int, *, ended: bool, to_the_finish: bool = False)
             break
         if block.size > limit:
             told.lost = True
+            if to_the_finish:
+                break
             finishes = (found.decode("latin-1") for found in FINISH.findall(block.raw))
             told.finish = told.finish or next((one for one in finishes if one not in (*FAILED, "null")), None)
             continue
