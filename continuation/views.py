@@ -23,6 +23,7 @@ from continuation.relay import keep
 from continuation.requests import body_size, headers_of, request_id, scope_of, target_of
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
+from continuation.shortage import RETRY_SECONDS, refusals
 from continuation.splice import Splice
 from continuation.streams import RelayResponse, break_off, ends_itself
 from strategies import cache
@@ -38,6 +39,11 @@ UNDELIVERED = {
         "upstream_error",
         "downstream_unreachable",
         "The downstream server could not be reached, or closed the connection before it answered.",
+    ),
+    503: (
+        "unavailable_error",
+        "overloaded",
+        "The gateway has no room for another connection now; try again.",
     ),
     504: (
         "upstream_error",
@@ -196,8 +202,12 @@ async def _untouched(request: HttpRequest, upstream: Upstream) -> AsyncGenerator
 def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> HttpResponse:
     status = status_for(trouble)
     kind, code, message = UNDELIVERED[status]
-    logger.warning("request %s: %s: %s", request_id(request), code, describe(trouble))
     headers = {"X-Request-Id": request_id(request)} | ({"X-Continuation": note} if note else {})
+    if status == 503:
+        headers["Retry-After"] = str(RETRY_SECONDS)
+        refusals.say(f"{code}: a request could not be sent downstream: {describe(trouble)}")
+    else:
+        logger.warning("request %s: %s: %s", request_id(request), code, describe(trouble))
     return json_error(status, message, kind, code, headers)
 
 

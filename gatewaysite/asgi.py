@@ -4,6 +4,7 @@ Loading it runs the system checks and begins to load the strategies. Wrong setti
 a database that is away, or not migrated, does not: requests are proxied, and `/ready` tells.
 """
 
+import codecs
 import functools
 import logging
 import os
@@ -79,6 +80,9 @@ async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 check_settings()
 name_statuses()
+codecs.lookup(
+    "unicode_escape"
+)  # which Django logs errors with: once no descriptor is left, no module can be loaded
 cache.start()
 if not cache.wait_until_loaded(STRATEGIES_SECONDS):
     logger.warning("the strategies are not loaded yet; streams are not guarded until they are")
