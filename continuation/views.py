@@ -33,6 +33,7 @@ from continuation.requests import (
 )
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
+from continuation.shortage import RETRY_SECONDS, refusals
 from continuation.splice import Splice
 from continuation.streams import RelayResponse, break_off, ends_itself
 from continuation.threads import worked_out
@@ -57,6 +58,11 @@ UNDELIVERED = {
         "upstream_error",
         "downstream_unreachable",
         "The downstream server could not be reached, or closed the connection before it answered.",
+    ),
+    503: (
+        "unavailable_error",
+        "overloaded",
+        "The gateway has no room for another connection now; try again.",
     ),
     504: (
         "upstream_error",
@@ -211,9 +217,13 @@ def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> H
     kind, code, message = UNDELIVERED[status]
     if isinstance(trouble, httpx.RemoteProtocolError):
         message = CLOSED_AS_USED
-    level = logging.ERROR if status == HTTPStatus.INTERNAL_SERVER_ERROR else logging.WARNING
-    logger.log(level, "request %s: %s: %s", request_id(request), code, describe(trouble))
     headers = {"X-Request-Id": request_id(request)} | ({"X-Continuation": note} if note else {})
+    if status == 503:
+        headers["Retry-After"] = str(RETRY_SECONDS)
+        refusals.say(f"{code}: a request could not be sent downstream: {describe(trouble)}")
+    else:
+        level = logging.ERROR if status == HTTPStatus.INTERNAL_SERVER_ERROR else logging.WARNING
+        logger.log(level, "request %s: %s: %s", request_id(request), code, describe(trouble))
     return json_error(status, message, kind, code, headers)
 
 

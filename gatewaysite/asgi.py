@@ -4,6 +4,7 @@ Loading it runs the system checks and begins to load the strategies. Wrong setti
 a database that is away, or not migrated, does not: requests are proxied, and `/ready` tells.
 """
 
+import codecs
 import functools
 import logging
 import os
@@ -116,6 +117,8 @@ async def _refuse(scope: dict[str, Any], send: Any, message: str) -> None:
 
 
 check_settings()
+# Django logs errors with it: once no descriptor is left, no module can be loaded.
+codecs.lookup("unicode_escape")
 cache.start()
 if not cache.wait_until_loaded(STRATEGIES_SECONDS):
     logger.warning("the strategies are not loaded yet; streams are not guarded until they are")

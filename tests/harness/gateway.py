@@ -41,6 +41,9 @@ SETTINGS = (
     "BUFFER_TOOL_CALLS",
     "BUFFER_TOOL_CALLS_MAX_BYTES",
     "CJK_CHARS_PER_TOKEN",
+    "CLIENT_BODY_BYTES_PER_SECOND",
+    "CLIENT_BODY_TIMEOUT_SECONDS",
+    "CLIENT_HEAD_TIMEOUT_SECONDS",
     "CLIENT_STALL_TIMEOUT_SECONDS",
     "CONNECT_TIMEOUT_SECONDS",
     "CONTINUATION_API_KEY",
@@ -147,23 +150,35 @@ class Gateway:
     """A running gateway. `stop` ends it with SIGTERM, by its own pid; a second SIGTERM would not let streams end."""
 
     def __init__(
-        self, settings: Mapping[str, str], template: Path, directory: Path, server: str = SERVER
+        self,
+        settings: Mapping[str, str],
+        template: Path,
+        directory: Path,
+        server: str = SERVER,
+        ulimit: str = "",
     ) -> None:
+        """ulimit: options of the shell's own `ulimit`, such as "-n 200", for this gateway alone."""
         self.settings = dict(settings)
-        self._server = server
+        self._command = [sys.executable, *COMMANDS[server]]
+        if ulimit:
+            self._command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *self._command]
         self.database = directory / "gateway.sqlite3"
         self._log_file = directory / "gateway.log"
         self._seen = 0
         shutil.copyfile(template, self.database)
         for _attempt in range(3):  # the port may be taken between its choice and its use
-            if self._start():
+            if self._start(free_port()):
                 return
         raise AssertionError(f"the gateway does not start:\n{self.log}")
 
-    def _start(self) -> bool:
-        self.port = free_port()
+    def start_again(self) -> None:
+        """On the same port, once it has ended."""
+        assert self._start(self.port), f"the gateway does not start again:\n{self.log}"
+
+    def _start(self, port: int) -> bool:
+        self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, *COMMANDS[self._server], str(self.port)]
+        command = [*self._command, str(self.port)]
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
