@@ -18,18 +18,25 @@ STAMP := $(VENV)/.installed$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
 CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser test-engines test-clients fuzz drill soak check run bench clean
+.PHONY: help setup constraints demo test test-postgres test-browser test-engines test-clients fuzz drill soak check run bench clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP)  ## build .venv (PYTHON=... to choose the interpreter); again when pyproject.toml has changed
 
+constraints: $(STAMP)  ## write constraints.txt anew: the versions in .venv of what the gateway needs, once its tests have passed
+	@pins=$$($(BIN)/python dependencies/pins.py tested) && { \
+		echo "# The versions of what the gateway needs with which its tests have passed; written by \`make constraints\`."; \
+		echo "$$pins"; } > constraints.txt
+
 demo: $(STAMP)  ## watch broken answers being continued (ONCE=1 ends by itself, with status 0 or 1)
 	@$(BIN)/python manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
-test: $(STAMP)  ## run the tests, and those of the database on PostgreSQL too (ARGS=... for pytest; JOBS=1)
+test: $(STAMP)  ## run the tests (ARGS=... for pytest; JOBS=1 for one at a time)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-postgres: $(STAMP)  ## run the tests that depend on the database on PostgreSQL (DATABASE_URL=postgres://... for a server of yours)
 	@$(BIN)/python -m tests.harness.postgres -n $(JOBS) --dist loadfile $(ARGS)
 
 test-engines: $(STAMP)  ## run the tests against real engines, which are installed in .engines first (ENGINES_DIR=...)

@@ -1,20 +1,38 @@
-"""What the gateway asks of leg 1 beyond the client's request, and keeps from the client.
+"""What the gateway asks of each leg: the client's request with a few fields changed, its other bytes as they are.
 
 For a continuation by carried ids the engine is asked to report the ids of its prompt and of each chunk, and to
-count as it goes. Chunks are then shown as they would have been without that.
+count as it goes, beyond the client's request. Chunks are then shown as they would have been without that.
 """
 
 from __future__ import annotations
 
 from continuation.chunks import JSON, choices, delta_of, dump_exact, event_of, finish_of, usage_of
+from continuation.members import Members
+from strategies.builders import FIELDS_READ, continuation_fields, final_message
+from strategies.types import CompiledStrategy, Partial
 
 
-def asking_for_ids(request: JSON) -> bytes:
-    """The body of leg 1: `request` with ids and running usage asked for."""
-    options = request.get("stream_options")
+def asking_for_ids(body: bytes) -> bytes:
+    """The body of leg 1: the client's with ids and running usage asked for."""
+    sent = Members.of(body)
+    options = sent.read(["stream_options"]).get("stream_options")
     told = options if isinstance(options, dict) else {}
     wanted = {**told, "include_usage": True, "continuous_usage_stats": True}
-    return dump_exact({**request, "return_token_ids": True, "stream_options": wanted})
+    return sent.changed({"return_token_ids": b"true", "stream_options": dump_exact(wanted)})
+
+
+def asking_to_continue(body: bytes, strategy: CompiledStrategy, partial: Partial, spent: int) -> bytes:
+    """The body of leg 2, of the client's `body`: as strategies.builders.continuation_body says."""
+    sent = Members.of(body)
+    fields = continuation_fields(sent.read(FIELDS_READ), strategy, partial, spent)
+    messages = _with_last(sent.value("messages"), final_message(strategy, partial))
+    return sent.changed({"messages": messages} | {name: dump_exact(value) for name, value in fields.items()})
+
+
+def _with_last(array: bytes, value: JSON) -> bytes:
+    """The JSON array and one more value; what is no array counts as an empty one."""
+    before = array.rstrip()[:-1].rstrip() if array.startswith(b"[") else b"["
+    return before + (b"" if before == b"[" else b",") + dump_exact(value) + b"]"
 
 
 class Unasked:

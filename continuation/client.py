@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +28,9 @@ def shared() -> httpx.AsyncClient:
         raise httpx.ConnectError("the gateway is shutting down")
     if _shared is None or _shared[0] is not loop:
         transport = AiohttpTransport(
-            limit=settings.DOWNSTREAM_CONNECTION_LIMIT, connect_timeout=settings.CONNECT_TIMEOUT_SECONDS
+            limit=settings.DOWNSTREAM_CONNECTION_LIMIT,
+            connect_timeout=settings.CONNECT_TIMEOUT_SECONDS,
+            keepalive=settings.DOWNSTREAM_KEEPALIVE_SECONDS,
         )
         _shared = loop, httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
         reactor.before_it_stops(close_shared)
@@ -89,27 +91,38 @@ class Upstream:
         return self.header(b"content-encoding").strip().lower() not in ("", "identity")
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A body that is read while it is sent. size: bytes of all pieces together."""
+
+    size: int
+    pieces: AsyncIterator[bytes]
+
+
 async def open_upstream(
     base: str,
     method: str,
     target: bytes,
     headers: RawHeaders,
-    body: bytes | AsyncIterable[bytes] | None,
+    body: bytes | Upload | None,
     apart: bool = False,
 ) -> Upstream:
-    """Send a request and wait for the headers of its answer. Raises httpx.HTTPError.
+    """Send a request and wait for the headers of its answer. Raises httpx.HTTPError: httpx.LocalProtocolError where
+    the request cannot be written down, httpx.RemoteProtocolError where a kept connection closed as it was used.
 
     `target` is the path and query as the client sent them; `base` may have a path of its own, which comes before.
+    Of `headers`, Content-Length tells nothing but that there is a body, however short: its size is the body's own.
     apart: on a connection of its own, for a request that follows a failure.
     """
     url = httpx.URL(base)
     prefix = url.raw_path.rstrip(b"/")
+    size = {"size": body.size} if isinstance(body, Upload) else {}
     request = httpx.Request(
         method,
         url.copy_with(raw_path=prefix or b"/"),
         headers=headers,
-        content=body,
-        extensions={"target": prefix + target, "apart": apart},
+        content=body.pieces if isinstance(body, Upload) else body,
+        extensions={"target": prefix + target, "apart": apart, **size},
     )
     answer = await shared().send(request, stream=True)
     return Upstream(answer.status_code, list(answer.headers.raw), answer.extensions["body"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 from aiohttp.http import HttpProcessingError
 
+from continuation.shortage import is_shortage
+
 
 def describe(trouble: BaseException) -> str:
     """One line for operators: the innermost cause with its type, 200 characters at most."""
@@ -16,8 +18,10 @@ def describe(trouble: BaseException) -> str:
 
 
 def status_for(trouble: httpx.HTTPError) -> int:
-    """The status of an answer whose request could not be delivered: 504 when connecting took too long, 400 where it
-    cannot be written down, else 502."""
+    """The status of an answer whose request could not be delivered: 504 when connecting took too long, 500 where the
+    gateway could not write it down, 503 where no descriptor was left for the connection, else 502."""
     if isinstance(trouble, httpx.LocalProtocolError):
-        return 400
+        return 500
+    if is_shortage(trouble):
+        return 503
     return 504 if isinstance(trouble, httpx.TimeoutException) else 502

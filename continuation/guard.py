@@ -14,6 +14,7 @@ from continuation.plan import Choice, Guarded
 from continuation.relay import Relay
 from continuation.render_generate import DERENDER, open_tokens
 from continuation.splice import OpenLeg, OpenTokens, Options, Splice
+from continuation.threads import worked_out
 from continuation.usage import Estimator
 
 MB = 2**20
@@ -82,7 +83,8 @@ def relay_for(splice: Splice, origin: Origin, upstream: Upstream | None, keepali
     async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
         if isinstance(action, OpenTokens):
             return await open_tokens(action, settings.CONTINUATION_URL, post, settings.DERENDER_BATCH_CHUNKS)
-        return await post(origin.target.decode("latin-1"), action.body)
+        body = await worked_out(action.size, lambda: action.body)
+        return await post(origin.target.decode("latin-1"), body)
 
     silence = settings.STALL_IDLE_TIMEOUT_SECONDS
     return Relay(splice, upstream, open_continuation, keepalive=keepalive, silence=silence)

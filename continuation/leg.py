@@ -85,8 +85,10 @@ class Leg:
         "_limit",
         "_lost_ids",
         "_open_choices",
+        "_others",
         "_reasoning",
         "_shown_at_once",
+        "_uncounted",
         "created",
         "events",
         "fingerprint",
@@ -97,8 +99,10 @@ class Leg:
         "other_choices",
         "prompt_ids",
         "prompt_tokens",
+        "reasoning_events",
         "reasoning_names",
         "role_seen",
+        "text_events",
         "too_large",
         "tool_call_seen",
         "tool_ids",
@@ -122,6 +126,11 @@ class Leg:
         self.tool_ids: list[str] = []
         self._reasoning = Text()
         self._content = Text()
+        self._others = Text()  # of the other choices, one after the other as it comes
+        self._uncounted = 0
+        self.text_events = self.reasoning_events = (
+            0  # chunks that brought text; of them, those with reasoning
+        )
         self.events = 0
         self.id: Any = None
         self.created: Any = None
@@ -182,6 +191,7 @@ class Leg:
         """As it is now; what either of the two takes in from here on leaves the other alone."""
         other = copy(self)
         other._reasoning, other._content = self._reasoning.copy(), self._content.copy()
+        other._others = self._others.copy()
         other._ids, other.tool_ids = [*self._ids], [*self.tool_ids]
         other._open_choices, other._ended_choices = {*self._open_choices}, {*self._ended_choices}
         return other
@@ -217,11 +227,32 @@ class Leg:
         found = choices(chunk)
         for choice in found:
             self._choice(choice)
+        self._count_texts(found)
         usage = usage_of(chunk)
         if usage is not None:
-            self.last_usage, self.usage_current = usage, True
+            self.last_usage, self.usage_current, self._uncounted = usage, True, 0
             self.prompt_tokens = count(usage, "prompt_tokens") or self.prompt_tokens
         return brings_something_new(chunk, tokens_before)
+
+    @property
+    def least_tokens(self) -> int:
+        """What the text has cost at least: the engine's newest count, and one token for each event with text since."""
+        counted = count(self.last_usage, "completion_tokens") or 0
+        return max(counted + self._uncounted, self.text_events)
+
+    @property
+    def others(self) -> str:
+        """The text of all choices but choice 0."""
+        return str(self._others)
+
+    def _count_texts(self, found: list[JSON]) -> None:
+        """An engine sends at least one token in each event that brings text."""
+        deltas = [delta_of(choice) for choice in found]
+        has_reasoning = any(map(reasoning_of, deltas))
+        has_text = has_reasoning or any(text_of(delta.get("content")) for delta in deltas)
+        self.text_events += has_text
+        self.reasoning_events += has_reasoning
+        self._uncounted += has_text
 
     def _identity(self, chunk: JSON) -> None:
         self.id = self.id or _plain(chunk.get("id"))
@@ -235,6 +266,7 @@ class Leg:
         if (index := index_of(choice)) != 0:
             self.other_choices = True
             self._other_choice(index, over=finish_of(choice) is not None)
+            self._other_text(delta_of(choice))
             return
         delta = delta_of(choice)
         self.role_seen = self.role_seen or bool(delta.get("role"))
@@ -253,6 +285,16 @@ class Leg:
             self._open_choices.discard(index)
         elif len(self._open_choices) < MOST_CHOICES:
             self._open_choices.add(index)
+
+    def _other_text(self, delta: JSON) -> None:
+        """Only for the count of tokens: it is part of no partial."""
+        text = reasoning_of(delta) + text_of(delta.get("content"))
+        if not text:
+            return
+        self.usage_current = False
+        self._chars += len(text)
+        if self._chars <= self._limit:
+            self._others.add(text)
 
     def _take_ids(self, ids: tuple[int, ...]) -> None:
         self._lost_ids = self._lost_ids or (len(self._ids) + len(ids)) * ID_BYTES > self._limit

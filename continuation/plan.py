@@ -8,12 +8,15 @@ from enum import StrEnum
 from typing import Any
 
 from continuation.asking import asking_for_ids
-from continuation.chunks import parse, parse_exact
+from continuation.chunks import parse
+from continuation.members import has_more_values
 from continuation.usage import Conversation, Estimator
 from strategies.builders import remaining_budget, truth, whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
 DEEPEST = 200
+# A request with more values is passed through: parsed, and while it is parsed, it would take too much.
+MOST_VALUES = 100_000
 # A body above this is read and written in a thread: it would hold up the other streams.
 INLINE_BYTES = 2**16
 STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
@@ -102,7 +105,7 @@ class Guarded:
         """The client's own bytes, unless ids are to be carried."""
         if not self.carries_ids:
             return self.body
-        return asking_for_ids(parse_exact(self.body))
+        return asking_for_ids(self.body)
 
     def read_conversation(self, estimator: Estimator) -> Conversation:
         """In as much time as it takes to parse the body, where it has not been read yet."""
@@ -130,6 +133,8 @@ class Choice:
 
 def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Guarded | Passthrough:
     if len(body) > choice.largest_body:
+        return Passthrough(PassReason.BODY_TOO_LARGE)
+    if len(body) > MOST_VALUES and has_more_values(body, MOST_VALUES):
         return Passthrough(PassReason.BODY_TOO_LARGE)
     try:
         request = parse(body)

@@ -214,6 +214,8 @@ class Relay:
         now = self._heard_at = time.monotonic()
         try:
             upstream = opening.result()
+        except httpx.LocalProtocolError:  # a fault of the gateway's own
+            raise
         except httpx.HTTPError as trouble:
             return self.splice.leg2_unreachable(describe(trouble), now)
         except (ScaleOutMissing, Refused) as trouble:

@@ -26,10 +26,12 @@ from continuation.chunks import (
 )
 from continuation.client import Readable, Upstream
 from continuation.http import RawHeaders
+from continuation.members import Members
 from continuation.rewrite import finish_choice
 from continuation.seam import overlap
 from continuation.splice import OpenTokens
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder
+from continuation.threads import worked_out
 from continuation.tokens import (
     Batch,
     Batches,
@@ -140,7 +142,9 @@ async def open_tokens(job: OpenTokens, base: str, post: Post, batch_chunks: int)
     Raises ScaleOutMissing, Refused, httpx.HTTPError.
     """
     route = _Route(job, base, post)
-    last_resort = job.strategy.without_scale_out is Fallback.COMPLETIONS and not job.request.get("tools")
+    last_resort = job.strategy.without_scale_out is Fallback.COMPLETIONS
+    if last_resort:
+        last_resort = not (await worked_out(job.size, lambda: job.request)).get("tools")
     if _missing.get(base, 0) <= time.monotonic():
         try:
             return await route.generate(batch_chunks)
@@ -158,14 +162,14 @@ class _Route:
         self._job = job
         self._base = base
         self._post = post
-        self._model = text_of(job.request.get("model"))
+        self._model = job.plan.model
 
     # -- token route -------------------------------------------------------------------------------
 
     async def generate(self, batch_chunks: int) -> Upstream:
         job = self._job
         # Also where the ids were carried: only the server knows the model's default sampling parameters.
-        rendered = await self._call(RENDER, job.request)
+        rendered = await self._answered(RENDER, job.plan.body)
         if not isinstance(rendered.get("sampling_params"), dict):
             raise Refused(200, b"render gave no sampling parameters")
         prompt = list(job.carried_prompt) or _ids(rendered, "token_ids")
@@ -214,7 +218,7 @@ class _Route:
             job.stops,
             stop_shown=job.stop_shown,
             tool_call_seen=bool(job.tool_ids),
-            ids_shown=bool(job.request.get("return_token_ids")),
+            ids_shown=job.plan.asks_ids,
         )
         # Ids may be ahead of the text that was shown: half a character, a token that a parser waits with, a tool call.
         seeded = job.carried_ids is not None
@@ -223,9 +227,10 @@ class _Route:
             "model": self._model,
             "prompt_token_ids": list(prompt) if seeded else [*prompt, *prefix],
             "prompt_tokens": len(prompt),
-            # It serves the parsers only. Stop strings are cut below; vLLM from 0.33 on refuses them here.
-            "chat_request": {key: value for key, value in job.request.items() if key != "stop"},
         }
+        # It serves the parsers only. Stop strings are cut below; vLLM from 0.33 on refuses them here.
+        request = await worked_out(job.size, lambda: Members.of(job.plan.body).changed({"stop": None}))
+        chat_request = b',"chat_request":' + request + b"}"
         state: JSON | None = seeded_state(prefix, job.tool_ids) if seeded else None
         closed = thoughts_before(prefix, closing) is not None
         counts = _Counts(len(prompt), closing, thinking=bool(job.partial.reasoning) and not closed)
@@ -238,7 +243,8 @@ class _Route:
             batch = batches.take(chunk)
             if batch is None:
                 continue
-            reply = await self._derender({**fixed, "generate_chunk": batch.chunk, "stream_state": state})
+            asked = dump({**fixed, "generate_chunk": batch.chunk, "stream_state": state})
+            reply = await self._derender(asked[:-1] + chat_request)
             state = reply.get("stream_state")
             if not isinstance(reply.get("chunk"), dict):
                 raise Refused(200, b"derender gave no chunk")
@@ -255,7 +261,8 @@ class _Route:
     async def complete(self) -> Upstream:
         job = self._job
         known = ("model", "messages", "chat_template_kwargs", "chat_template", "mm_processor_kwargs")
-        asked = {key: job.request[key] for key in known if key in job.request}
+        request = await worked_out(job.size, lambda: job.request)
+        asked = {key: request[key] for key in known if key in request}
         rendered = await self._call_any(TOKENIZE, {**asked, "add_generation_prompt": True})
         prompt = _ids(rendered, "tokens")
         # Ids that end inside a character make vLLM show the text of the whole prompt with the rest of it.
@@ -263,7 +270,7 @@ class _Route:
         left_out = len(job.carried_ids or ()) - len(prefix) if job.shown_ids is not None else 0
         thought = await self._thought(prefix)
         told = Delivered(len(prefix), thought, exact=True, prompt=len(prompt), left_out=left_out)
-        limits = [whole_number(job.request.get(name)) for name in ("max_tokens", "max_completion_tokens")]
+        limits = [whole_number(request.get(name)) for name in ("max_tokens", "max_completion_tokens")]
         longest = count(rendered, "max_model_len")
         allowed = [limit for limit in limits if limit is not None]
         allowed += [longest - len(prompt)] if longest is not None else []
@@ -273,7 +280,7 @@ class _Route:
         if left < 1:
             return self._opened(_at_its_limit(), told)
         body = {
-            **{key: job.request[key] for key in SAMPLING if job.request.get(key) is not None},
+            **{key: request[key] for key in SAMPLING if request.get(key) is not None},
             "model": self._model,
             "prompt": [*prompt, *prefix],
             "max_tokens": left,
@@ -334,10 +341,10 @@ class _Route:
                 return await self._call(path, value)
         return await self._call(paths[-1], value)
 
-    async def _derender(self, value: JSON) -> JSON:
+    async def _derender(self, body: bytes) -> JSON:
         """The last endpoint to be asked for, when the generation is under way."""
         try:
-            return await self._call(DERENDER, value)
+            return await self._answered(DERENDER, body)
         except ScaleOutMissing:
             self.is_missing()
             raise
@@ -347,7 +354,10 @@ class _Route:
         _missing[self._base] = time.monotonic() + MISSING_SECONDS
 
     async def _call(self, path: str, value: JSON) -> JSON:
-        answer = await self._post(path, dump(value))
+        return await self._answered(path, dump(value))
+
+    async def _answered(self, path: str, body: bytes) -> JSON:
+        answer = await self._post(path, body)
         try:
             await self._check(path, answer)
             found = parse(await _whole(answer))

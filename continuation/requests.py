@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 import uuid
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 from django.http import HttpRequest
 
 from continuation.http import RawHeaders, end_to_end
+from continuation.streams import TARGET
 
 # Characters of a request id: a longer one is cut.
 ID_CHARACTERS = 128
+# A path that still changes when it is decoded once more after so often is not one that anybody means.
+DECODINGS = 3
+TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # These stand in a request id as they are: all that ASCII can print, but for the space.
 _PLAIN = string.ascii_letters + string.digits + string.punctuation
 
@@ -42,11 +48,59 @@ def scope_of(request: HttpRequest) -> dict[str, Any]:
 
 
 def target_of(request: HttpRequest) -> bytes:
-    """Path and query."""
+    """Path and query as they were sent; the `?` before an empty query is lost where the server does not tell."""
     scope = scope_of(request)
+    told: bytes | None = (scope.get("extensions") or {}).get(TARGET)
+    if told is not None:
+        return told
     path: bytes = scope.get("raw_path") or request.path.encode()
     query: bytes = scope.get("query_string", b"")
     return path + (b"?" + query if query else b"")
+
+
+def unsendable_line(request: HttpRequest) -> str:
+    """Why the client's request line cannot be sent on; "" where it can."""
+    if not TOKEN.fullmatch((request.method or "").encode("latin-1", "replace")):
+        return "The method of the request holds a character that no method may hold."
+    if CONTROL.search(target_of(request)):
+        return "The target of the request holds a control character."
+    return ""
+
+
+def unsendable_header(request: HttpRequest) -> str:
+    """Why a header of the client's cannot be sent on; "" where all can."""
+    for name, value in headers_of(request):
+        if not TOKEN.fullmatch(name):
+            return "The name of a header of the request holds a character that no name may hold."
+        if CONTROL.search(value):
+            return "A header of the request holds a control character."
+    return ""
+
+
+def leads_out(target: bytes) -> bool:
+    """Whether some server behind may read the path of `target` as another one than it seems to be.
+
+    Servers differ in how often they decode, in what ends a path or a segment of it (`#`, `;`, a NUL), and in taking
+    a backslash for a slash. Whatever is a segment of dots to any of them counts, and so does what needs no decoding.
+    """
+    path = target.partition(b"?")[0]
+    if b"#" in path:
+        return True
+    for _ in range(DECODINGS):
+        if _has_dots(path):
+            return True
+        decoded = unquote_to_bytes(path)
+        if decoded == path:
+            return False
+        path = decoded
+    return True
+
+
+def _has_dots(path: bytes) -> bool:
+    if b"\\" in path or CONTROL.search(path) or b"\t" in path:
+        return True
+    segments = (re.split(rb"[;?#]", segment)[0].strip() for segment in path.split(b"/"))
+    return any(segment in (b".", b"..") for segment in segments)
 
 
 def headers_of(request: HttpRequest, *dropped: bytes) -> RawHeaders:

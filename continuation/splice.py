@@ -40,14 +40,13 @@ from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
-from continuation.asking import Unasked
+from continuation.asking import Unasked, asking_to_continue
 from continuation.chunks import (
     FAILED_FINISHES,
     JSON,
     calls_tool,
     choices,
     count,
-    dump_exact,
     error_message,
     error_object,
     event_of,
@@ -69,7 +68,7 @@ from continuation.shelf import Shelf
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.usage import Conversation, Delivered, Estimator, delivered, joined_usage
 from continuation.wording import failed_message, first_line
-from strategies.builders import continuation_body, prefix, without_lone_surrogates
+from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 
 logger = logging.getLogger(__name__)
@@ -113,9 +112,23 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class OpenLeg:
-    """Send this body to CONTINUATION_URL, then report leg2_opened, leg2_refused or leg2_unreachable."""
+    """Send `body` to CONTINUATION_URL, then report leg2_opened, leg2_refused or leg2_unreachable.
 
-    body: bytes
+    spent: tokens of the request's budget.
+    """
+
+    plan: Guarded
+    partial: Partial
+    spent: int
+
+    @property
+    def size(self) -> int:
+        """Of what the body is built from, in bytes or characters; building it takes time accordingly."""
+        return len(self.plan.body) + len(self.partial.reasoning) + len(self.partial.content)
+
+    @property
+    def body(self) -> bytes:
+        return asking_to_continue(self.plan.body, self.plan.strategy, self.partial, self.spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,7 @@ class OpenTokens:
     tool_ids: the ids of the tool calls that the client has seen begin, in order.
     """
 
-    request: JSON
+    plan: Guarded
     strategy: CompiledStrategy
     partial: Partial
     carried_prompt: tuple[int, ...]
@@ -136,6 +149,16 @@ class OpenTokens:
     stops: tuple[str, ...]
     stop_shown: bool
     shown_ids: tuple[int, ...] | None = None
+
+    @property
+    def request(self) -> JSON:
+        """The client's, parsed anew; `size` is that of its bytes."""
+        request: JSON = parse_exact(self.plan.body)
+        return request
+
+    @property
+    def size(self) -> int:
+        return len(self.plan.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +323,9 @@ class Splice:
         if told and not self._before.exact:
             self._before = told
         elif told:
-            self._before = replace(self._before, completion=self._before.completion - told.left_out)
+            before = self._before
+            prompt = told.prompt if before.prompt is None else before.prompt
+            self._before = replace(before, completion=before.completion - told.left_out, prompt=prompt)
 
     def scale_out_missing(self, message: str, now: float) -> list[Action]:
         """The server has no token route."""
@@ -650,7 +675,7 @@ class Splice:
         """What is there to be continued, and what it has cost."""
         partial = self._leg1.partial
         self._partial = Partial(*map(without_lone_surrogates, (partial.reasoning, partial.content)))
-        before = self._counted(self._partial)
+        before = self._counted(self._leg1, self._partial)
         prompt = before.prompt if before.prompt is not None else self._leg1.prompt_tokens
         self._before = replace(before, prompt=prompt)
 
@@ -683,14 +708,8 @@ class Splice:
         return [CloseLeg(), *opening]
 
     def _continue_chat(self) -> list[Action]:
-        plan = self.plan
         self._join(exact=False)
-        request = parse_exact(plan.body)
-        return [
-            OpenLeg(
-                dump_exact(continuation_body(request, plan.strategy, self._partial, self._before.completion))
-            )
-        ]
+        return [OpenLeg(self.plan, self._partial, self._before.completion)]
 
     def _continue_tokens(self) -> list[Action]:
         plan, leg = self.plan, self._leg1
@@ -698,7 +717,7 @@ class Splice:
         carried = leg.carried_ids if plan.carries_ids else None
         return [
             OpenTokens(
-                request=parse_exact(plan.body),
+                plan=plan,
                 strategy=plan.strategy,
                 partial=self._partial,
                 carried_prompt=leg.prompt_ids if carried is not None else (),
@@ -909,10 +928,10 @@ class Splice:
         """What leg 2 reported, or an estimate of what it wrote."""
         if self._leg2 is None or self._leg2_usage is not None:
             return self._leg2_usage
-        text, estimator = self._leg2.partial, self.options.estimator
-        reasoning = estimator.tokens(text.reasoning)
-        counts: JSON = {"completion_tokens": reasoning + estimator.tokens(text.content)}
-        return counts | ({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {})
+        wrote = self._counted(self._leg2, self._leg2.partial)
+        counts: JSON = {"completion_tokens": wrote.completion}
+        thought = {"completion_tokens_details": {"reasoning_tokens": wrote.reasoning}}
+        return counts | (thought if wrote.reasoning else {})
 
     def _joined(self, leg2: JSON | None) -> JSON:
         before = self._before
@@ -922,10 +941,9 @@ class Splice:
         return joined_usage(before, leg2, self._prompt_tokens(leg2), reasons, self._leg1.last_usage)
 
     def _prompt_tokens(self, leg2: JSON | None) -> int:
-        told, estimator = count(leg2, "prompt_tokens"), self.options.estimator
-        if told is not None and self._asked.has_media:
-            return max(0, told - estimator.tokens(prefix(self.plan.strategy, self._partial)))
-        return self._asked.prompt_tokens
+        """The client's prompt: that of leg 2, which holds the partial too, less what the partial has cost."""
+        counted = count(leg2, "prompt_tokens")
+        return max(0, counted - self._before.completion) if counted else self._asked.prompt_tokens
 
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
@@ -944,7 +962,7 @@ class Splice:
             return None
         leg, verdict = self._leg1, self._verdict
         partial = self._partial if self._failure else leg.partial
-        before = self._before if self._failure else self._counted(partial)
+        before = self._before if self._failure else self._counted(leg, partial)
         budget = self.plan.budget
         continued = self._leg2 is not None
         return StreamRecord(
@@ -985,10 +1003,17 @@ class Splice:
             | self._shelf2.note("leg2"),
         )
 
-    def _counted(self, partial: Partial) -> Delivered:
-        leg = self._leg1
+    def _counted(self, leg: Leg, partial: Partial) -> Delivered:
+        """What `partial`, the text of `leg`, has cost."""
         return delivered(
-            leg.last_usage, leg.usage_current, partial.reasoning, partial.content, self.options.estimator
+            leg.last_usage,
+            leg.usage_current,
+            partial.reasoning,
+            partial.content,
+            self.options.estimator,
+            least=leg.least_tokens,
+            reasoning_events=leg.reasoning_events,
+            others=leg.others,
         )
 
     def _ids_note(self) -> dict[str, str]:

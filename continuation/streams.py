@@ -50,6 +50,8 @@ def leave_request_threads_alone() -> None:
     request_started.disconnect(reset_queries)
 
 
+# In the scope of a request, from servers that tell it: its target, bytes, as it stood in the request line.
+TARGET = "gateway.target"
 # In the scope of a request: a function that closes the client's connection once what was sent has left.
 CLOSE_CONNECTION = "gateway.close_connection"
 CLOSING_SECONDS = 5.0
@@ -84,6 +86,17 @@ async def break_off(scope: Mapping[str, Any]) -> None:
 def daphne_closer(send: object) -> Callable[[], None] | None:
     """For CLOSE_CONNECTION under daphne, which must not get an exception once an answer has begun: its periodic
     housekeeping would stop. Its `send` is bound to the request whose connection it is; None under other servers."""
+    return getattr(_channel_of(send), "loseConnection", None)
+
+
+def let_none_follow(send: object) -> None:
+    """No further request is read from the connection of this answer. Under daphne and `serve`, that is; other servers
+    take it from the `Connection: close` of an answer."""
+    channel = _channel_of(send)
+    if channel is not None:
+        channel.persistent = 0
+
+
+def _channel_of(send: object) -> Any:
     bound = getattr(send, "args", ())
-    channel = getattr(bound[0], "channel", None) if bound else None
-    return getattr(channel, "loseConnection", None)
+    return getattr(bound[0], "channel", None) if bound else None

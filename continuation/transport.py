@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import httpx
 from aiohttp.http import HttpProcessingError
 from yarl import URL
 
+from continuation.http import FRAMING, field_name
+
 # Below the 5 s after which uvicorn, and so both engines, close an idle connection: a request must not meet that.
 KEEPALIVE_SECONDS = 3.0
 HEADER_BYTES = 2**16
@@ -28,10 +31,20 @@ READ_BUFFER_BYTES = 2**16
 NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
+# Protocols of connections that have served a request.
+_served: weakref.WeakSet[asyncio.BaseProtocol] = weakref.WeakSet()
+
+
+class _ClosedAsUsed(aiohttp.ServerDisconnectedError):
+    """A connection that had served an earlier request closed as it was used again, and nothing was answered."""
+
+
 @contextmanager
 def _as_httpx_errors(request: httpx.Request) -> Iterator[None]:
     try:
         yield
+    except (_ClosedAsUsed, aiohttp.ClientConnectionResetError) as trouble:
+        raise httpx.RemoteProtocolError(str(trouble), request=request) from trouble
     except (aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError) as trouble:
         raise httpx.ConnectTimeout(str(trouble), request=request) from trouble
     except aiohttp.ClientConnectorError as trouble:
@@ -41,7 +54,7 @@ def _as_httpx_errors(request: httpx.Request) -> Iterator[None]:
     except (aiohttp.ClientError, OSError, RuntimeError, asyncio.IncompleteReadError) as trouble:
         # RuntimeError: of a connection that was lost a moment ago, before anybody was told
         raise httpx.ReadError(str(trouble), request=request) from trouble
-    except ValueError as trouble:  # a header that cannot be sent
+    except ValueError as trouble:  # something of the request that cannot be written down
         raise httpx.LocalProtocolError(str(trouble), request=request) from trouble
 
 
@@ -123,7 +136,28 @@ def _noticed(lost: asyncio.Future[None]) -> None:
         lost.exception()
 
 
-class _AnswerApart(aiohttp.ClientResponse):
+class _Answer(aiohttp.ClientResponse):
+    """Its error says whether its connection had served another one."""
+
+    async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        protocol = connection.protocol
+        was_used = protocol is not None and protocol in _served
+        if protocol is not None:
+            _served.add(protocol)
+        try:
+            return await super().start(connection)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as trouble:
+            if not was_used or not _is_without_a_byte(trouble):
+                raise
+            raise _ClosedAsUsed(str(trouble) or None) from trouble
+
+
+def _is_without_a_byte(trouble: aiohttp.ClientError) -> bool:
+    """A beginning of an answer is in the error's message."""
+    return not isinstance(trouble, aiohttp.ServerDisconnectedError) or isinstance(trouble.message, str)
+
+
+class _AnswerApart(_Answer):
     """Its connection is not kept, even if it has come to its end before anybody looks at it."""
 
     async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
@@ -142,15 +176,20 @@ class _Sessions:
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
-    """limit is the most connections open at a time, 0 for no limit; connect_timeout is in seconds."""
+    """limit is the most connections open at a time, 0 for no limit; connect_timeout is in seconds.
 
-    def __init__(self, *, limit: int, connect_timeout: float) -> None:
+    keepalive: seconds for which an idle connection is kept; 0: each serves one request.
+    """
+
+    def __init__(self, *, limit: int, connect_timeout: float, keepalive: float = KEEPALIVE_SECONDS) -> None:
         self._limit = limit
+        self._keepalive = keepalive
         self._timeout = aiohttp.ClientTimeout(sock_connect=connect_timeout)
         self._sessions: _Sessions | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The extension "target", bytes, is sent as the request target in place of the URL's own.
+        """The extension "target", bytes, is sent as the request target in place of the URL's own, and "size" is how
+        many bytes the pieces of the body are together; without it they are sent in chunks.
 
         With the extension "apart" the request has a connection to itself, which has served no other and serves no
         other: an engine that fails in good order ends its answers cleanly, and their connections just after.
@@ -181,7 +220,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         return await session.request(
             request.method,
             _url(request),
-            headers=[(name.decode("ascii"), _text(value)) for name, value in _sendable(request)],
+            headers=[(name.decode("ascii"), _text(value)) for name, value in _framed(request, data)],
             data=data,
             allow_redirects=False,
             ssl=sessions.tls if apart else True,  # connections are kept by what is named here
@@ -200,7 +239,12 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     def _open_sessions(self) -> _Sessions:
         if self._sessions is None:
             tls = ssl.create_default_context()
-            connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls)
+            connector = aiohttp.TCPConnector(
+                limit=self._limit,
+                keepalive_timeout=self._keepalive or None,
+                force_close=not self._keepalive,
+                ssl=tls,
+            )
             session = partial(
                 aiohttp.ClientSession,
                 connector=connector,
@@ -213,19 +257,18 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 max_field_size=HEADER_BYTES,
             )
             apart = session(response_class=_AnswerApart, connector_owner=False)
-            self._sessions = _Sessions(session(), apart, tls)
+            self._sessions = _Sessions(session(response_class=_Answer), apart, tls)
         return self._sessions
 
 
 def _url(request: httpx.Request) -> URL:
     """The target as it came; host and port are never read from it."""
     target: bytes = request.extensions.get("target") or request.url.raw_path
-    path, _, query = target.decode("latin-1").partition("?")
+    path, mark, query = target.decode("latin-1").partition("?")
     return URL.build(
         scheme=request.url.scheme,
-        host=request.url.host,
-        port=request.url.port,
-        path=path,
+        authority=request.url.netloc.decode("ascii"),  # an IPv6 address in its brackets
+        path=path if query else path + mark,  # yarl would leave the mark of an empty query out
         query_string=query,
         encoded=True,
     )
@@ -238,9 +281,17 @@ def _data(request: httpx.Request) -> bytes | AsyncIterator[bytes] | None:
         return _pieces(request)
 
 
-def _sendable(request: httpx.Request) -> list[tuple[bytes, bytes]]:
-    """aiohttp frames the body itself."""
-    return [(name, value) for name, value in request.headers.raw if name.lower() != b"transfer-encoding"]
+def _framed(request: httpx.Request, data: bytes | AsyncIterator[bytes] | None) -> list[tuple[bytes, bytes]]:
+    """The headers with one length, that of the bytes that are sent, whatever they said before.
+
+    With another one, the rest of the connection is read by downstream as something it is not.
+    """
+    headers = [(name, value) for name, value in request.headers.raw if field_name(name) not in FRAMING]
+    if data is None:
+        size = 0 if "content-length" in request.headers else None
+    else:
+        size = len(data) if isinstance(data, bytes) else request.extensions.get("size")
+    return headers if size is None else [*headers, (b"Content-Length", b"%d" % size)]
 
 
 def _text(value: bytes) -> str:
@@ -253,5 +304,12 @@ def _text(value: bytes) -> str:
 
 async def _pieces(request: httpx.Request) -> AsyncIterator[bytes]:
     assert isinstance(request.stream, httpx.AsyncByteStream)
+    left = size = request.extensions.get("size")
     async for piece in request.stream:
+        if left is not None:
+            left -= len(piece)
+            if left < 0:
+                break
         yield piece
+    if left:  # aiohttp would take the connection for one that can be used again
+        raise ValueError(f"the body is not of the {size} bytes that were announced")

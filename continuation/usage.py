@@ -18,7 +18,6 @@ _CJK = re.compile(
 )
 # Characters that are looked at without a break for other threads.
 _SLICE = 2**16
-_TEXT_PARTS = ("text", "input_text", "refusal", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +74,15 @@ def _functions(message: JSON) -> list[Any]:
     )
 
 
-def has_media(body: JSON) -> bool:
-    """Whether a message holds an image, audio or video, whose tokens cannot be told from text."""
-    messages = body.get("messages")
-    contents = (
-        [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    )
-    parts = [
-        part
-        for content in contents
-        if isinstance(content, list)
-        for part in content
-        if isinstance(part, dict)
-    ]
-    return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What is needed of a request's texts when its stream has broken.
 
     prompt_tokens   estimated
-    has_media       see there
     openings        a line for each text: its first characters, by which an engine's error is seen to repeat it
     """
 
     prompt_tokens: int
-    has_media: bool
     openings: str
 
     @classmethod
@@ -110,7 +91,7 @@ class Conversation:
         found = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
         openings = (opening_of(text) for m in found for text in (*texts_of(m), *arguments_of(m)))
         lines = dict.fromkeys(opening for opening in openings if opening and "\n" not in opening)
-        return cls(estimator.prompt_tokens(request), has_media(request), "\n".join(lines))
+        return cls(estimator.prompt_tokens(request), "\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +110,29 @@ class Delivered:
 
 
 def delivered(
-    usage: JSON | None, current: bool, reasoning: str, content: str, estimator: Estimator
+    usage: JSON | None,
+    current: bool,
+    reasoning: str,
+    content: str,
+    estimator: Estimator,
+    *,
+    least: int = 0,
+    reasoning_events: int = 0,
+    others: str = "",
 ) -> Delivered:
-    """What leg 1 delivered: counted by the engine where its newest `usage` is `current`, else estimated.
+    """What a leg delivered: counted by the engine where its newest `usage` is `current`, else estimated.
 
-    An estimate is never below what the engine has already reported, so that counts do not go backwards.
+    least: tokens that it has cost at least, which no estimate is below; reasoning_events of them were reasoning.
+    others: the text of other choices, which the engine counts as well.
     """
     told, guess = count(usage, "completion_tokens") or 0, estimator.tokens(reasoning)
     prompt = count(usage, "prompt_tokens")
-    if not (current and told):
-        return Delivered(max(told, guess + estimator.tokens(content)), guess, prompt=prompt)
-    thought = reasoning_tokens(usage)
-    return Delivered(told, min(guess if thought is None else thought, told), exact=True, prompt=prompt)
+    if current and told:
+        thought = reasoning_tokens(usage)
+        return Delivered(told, min(guess if thought is None else thought, told), exact=True, prompt=prompt)
+    whole = guess + estimator.tokens(content) + estimator.tokens(others)
+    share = guess if whole > least else reasoning_events
+    return Delivered(max(told, whole, least), share, prompt=prompt)
 
 
 def joined_usage(

@@ -367,7 +367,9 @@ class _Probing:
 
     async def _ids(self) -> bool | None:
         request = {"model": self._model, "max_tokens": 4, "temperature": 0, "stream": True}
-        heard = await self._door.asked_raw(CHAT_PATH, asking_for_ids({**request, **_question("Hello.")}))
+        heard = await self._door.asked_raw(
+            CHAT_PATH, asking_for_ids(dump({**request, **_question("Hello.")}))
+        )
         if heard.status != 200:
             known = False if heard.status in (400, 422) else None
             self._note("token ids", known, f"Token ids are not reported while streaming ({heard.message}).")
@@ -524,7 +526,7 @@ async def _answered(door: _Door, body: JSON, known: Knowledge) -> _Answer:
     if plain.told.error is not None:
         raise Trouble(f"the engine broke off: {plain.told.error.get('message')}")
     stops = bool(body.get("stop"))
-    again = await door.streamed(asking_for_ids(body) if known.ids and not stops else dump(body))
+    again = await door.streamed(asking_for_ids(dump(body)) if known.ids and not stops else dump(body))
     return _Answer(body, plain, _Recording.of(again))
 
 

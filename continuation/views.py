@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 
 import httpx
@@ -14,30 +15,54 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from continuation import metrics
-from continuation.client import Upstream, open_upstream
+from continuation.client import Upload, Upstream, open_upstream
 from continuation.failures import describe, status_for
 from continuation.guard import MB, Origin, choice, relay_for, splice_for
 from continuation.http import RawHeaders, end_to_end, json_error, with_headers
-from continuation.plan import INLINE_BYTES, Guarded, PassReason, Passthrough, plan
+from continuation.plan import Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
-from continuation.requests import body_size, headers_of, request_id, scope_of, target_of
+from continuation.requests import (
+    body_size,
+    headers_of,
+    leads_out,
+    request_id,
+    scope_of,
+    target_of,
+    unsendable_header,
+    unsendable_line,
+)
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
+from continuation.shortage import RETRY_SECONDS, refusals
 from continuation.splice import Splice
 from continuation.streams import RelayResponse, break_off, ends_itself
+from continuation.threads import worked_out
 from strategies import cache
 
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**16
+CLOSED_AS_USED = (
+    "The downstream server closed a connection that had served an earlier request just as this request was sent on "
+    "it, and answered nothing. Such connections are used for DOWNSTREAM_KEEPALIVE_SECONDS."
+)
 NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 # type, code and message by status
 UNDELIVERED = {
-    400: ("invalid_request_error", "invalid_header", "A header of the request holds a control character."),
+    500: (
+        "internal_error",
+        "internal_error",
+        "The gateway could not write this request down for the downstream server.",
+    ),
     502: (
         "upstream_error",
         "downstream_unreachable",
         "The downstream server could not be reached, or closed the connection before it answered.",
+    ),
+    503: (
+        "unavailable_error",
+        "overloaded",
+        "The gateway has no room for another connection now; try again.",
     ),
     504: (
         "upstream_error",
@@ -52,6 +77,8 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
         return await proxy(request)
     if settings.RESUME_MODE != "off" and "X-Resume-Token" in request.headers:
         return await resume(request)
+    if refused := _unsendable(request):
+        return refused
     size = body_size(request)
     if size > settings.MAX_REQUEST_BODY_MB * MB:
         return _too_large(request)
@@ -61,8 +88,8 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
         return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
     body = request.read()
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
-    arguments = (body, opted_out, cache.current(), configured)
-    planned = await asyncio.to_thread(plan, *arguments) if size > INLINE_BYTES else plan(*arguments)
+    book = cache.current()
+    planned = await worked_out(size, lambda: plan(body, opted_out, book, configured))
     if isinstance(planned, Passthrough):
         metrics.planned(planned.reason)
         return await _pass_through(request, planned, body)
@@ -71,8 +98,10 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
 
 async def proxy(request: HttpRequest) -> HttpResponseBase:
     """Any other path or method."""
-    if not _is_passed_through(request.path) or not target_of(request).startswith(b"/"):
+    if not _is_passed_through(request.path, target_of(request)):
         return not_found(request)
+    if refused := _unsendable(request):
+        return refused
     if request.method == "CONNECT":
         headers = {"X-Request-Id": request_id(request)}
         return json_error(405, "This is no tunnel.", "invalid_request_error", "method_not_allowed", headers)
@@ -88,13 +117,12 @@ def not_found(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _is_passed_through(path: str) -> bool:
-    if settings.GATEWAY_ROLE == "admin":
+def _is_passed_through(path: str, target: bytes) -> bool:
+    if settings.GATEWAY_ROLE == "admin" or not target.startswith(b"/"):
         return False
     if "*" in settings.PASSTHROUGH_PATHS:
         return True
-    leads_out = {".", ".."} & set(path.split("/"))  # servers behind may resolve these
-    return not leads_out and path.startswith(tuple(settings.PASSTHROUGH_PATHS))
+    return path.startswith(tuple(settings.PASSTHROUGH_PATHS)) and not leads_out(target)
 
 
 async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
@@ -143,17 +171,8 @@ async def _guarded(
 
 
 async def _open_leg1(planned: Guarded, origin: Origin) -> Upstream:
-    headers = origin.leg1_headers
-    if planned.carries_ids:  # the body is another one
-        headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-    body = await _leg1_body(planned)
-    return await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, headers, body)
-
-
-async def _leg1_body(planned: Guarded) -> bytes:
-    if planned.carries_ids and len(planned.body) > INLINE_BYTES:
-        return await asyncio.to_thread(lambda: planned.leg1_body)
-    return planned.leg1_body
+    body = await worked_out(len(planned.body) if planned.carries_ids else 0, lambda: planned.leg1_body)
+    return await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, origin.leg1_headers, body)
 
 
 async def _pass_through(
@@ -161,8 +180,8 @@ async def _pass_through(
 ) -> HttpResponseBase:
     note = _passed(planned.reason) if planned else ""
     headers = headers_of(request)
-    has_body = any(name.lower() == b"content-length" for name, _ in headers) or body_size(request)
-    content = (body if body is not None else _body_pieces(request)) if has_body else None
+    size = body_size(request)
+    content = body if body is not None or not size else Upload(size, _body_pieces(request))
     try:
         upstream = await open_upstream(
             settings.DOWNSTREAM_URL, request.method or "GET", target_of(request), headers, content
@@ -196,9 +215,28 @@ async def _untouched(request: HttpRequest, upstream: Upstream) -> AsyncGenerator
 def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> HttpResponse:
     status = status_for(trouble)
     kind, code, message = UNDELIVERED[status]
-    logger.warning("request %s: %s: %s", request_id(request), code, describe(trouble))
+    if isinstance(trouble, httpx.RemoteProtocolError):
+        message = CLOSED_AS_USED
     headers = {"X-Request-Id": request_id(request)} | ({"X-Continuation": note} if note else {})
+    if status == 503:
+        headers["Retry-After"] = str(RETRY_SECONDS)
+        refusals.say(f"{code}: a request could not be sent downstream: {describe(trouble)}")
+    else:
+        level = logging.ERROR if status == HTTPStatus.INTERNAL_SERVER_ERROR else logging.WARNING
+        logger.log(level, "request %s: %s: %s", request_id(request), code, describe(trouble))
     return json_error(status, message, kind, code, headers)
+
+
+def _unsendable(request: HttpRequest) -> HttpResponse | None:
+    """The answer to what its client has written so that it cannot be sent on; None where it can be."""
+    headers = {"X-Request-Id": request_id(request)}
+    if message := unsendable_line(request):
+        logger.warning("request %s: bad_request: %s", request_id(request), message)
+        return json_error(400, message, "invalid_request_error", "bad_request", headers)
+    if message := unsendable_header(request):
+        logger.warning("request %s: invalid_header: %s", request_id(request), message)
+        return json_error(400, message, "invalid_request_error", "invalid_header", headers)
+    return None
 
 
 def _too_large(request: HttpRequest) -> HttpResponse:

@@ -1,8 +1,4 @@
-"""A client's connection and the requests on it: daphne's, with an eye on whether the client keeps up.
-
-    Channel     one client's connection, and what it has not taken yet
-    Exchange    one request on it, and its answer
-    WebSocket   what a connection becomes that asks for it
+"""A client's connection: daphne's, with an eye on whether the client keeps up with its answer and with its request.
 
 Bytes go to Twisted's transport, which buffers without end whatever the socket does not take. It tells its producer,
 the channel, to pause when more than 64 KiB wait, and to resume when none do; whoever sends waits in between.
@@ -17,29 +13,24 @@ import math
 import socket
 import struct
 import termios
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
-from http import HTTPStatus
 from typing import Any
 
-from autobahn.websocket.types import ConnectionDeny
-from daphne.http_protocol import HTTPFactory, WebRequest  # type: ignore[import-untyped]
-from daphne.utils import INVALID_HEADER_VALUE_BYTES  # type: ignore[import-untyped]
-from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol  # type: ignore[import-untyped]
-from django.http import HttpResponse
+from daphne.http_protocol import HTTPFactory  # type: ignore[import-untyped]
 from twisted.web import http
 
-from continuation.http import json_error
-from continuation.requests import quoted_id
-from continuation.streams import CLOSE_CONNECTION, ON_SHUTDOWN
+from gatewaysite.exchange import Exchange
+from gatewaysite.pace import Pace, Part, Slowest
 
 logger = logging.getLogger(__name__)
 
 # Where a client sends what nobody reads, so long is it still thrown away after the answer. A client that is reset in
 # mid-upload may never read the answer.
 LINGER_SECONDS = 30.0
+# A client that is too slow has little on its way.
+SLOW_LINGER_SECONDS = 1.0
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 # What may wait behind the request that is being answered. Whoever stops reading does not see the client leave.
 PIPELINED_BYTES = 2**16
 LENGTH_DIGITS = 18
@@ -48,11 +39,8 @@ GRACE_SECONDS = 10.0
 BODY_GRACE_SECONDS = 30.0
 BODY_BYTES_PER_SECOND = 1024
 LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds; a C int
-ROOT_PATH = b"daphne-root-path"
 RESET_POLL_SECONDS = 0.02
 PEER_GRACE_SECONDS = 5.0  # so that it is `watch`, with its line in the log, that notices first where both can
-REFUSED = {400: ("invalid_request_error", "bad_request"), 503: ("unavailable_error", "shutting_down")}
-BROKEN = ("internal_error", "internal_error")
 
 
 HTTPChannel: Any = http.HTTPChannel  # Twisted types few of its signatures
@@ -69,8 +57,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         self._room.set()
         self._closing = False
         self._discarding = False  # whatever still comes
+        self._linger = LINGER_SECONDS
         self._pipelined = 0  # bytes that wait behind the request under way
         self._received = 0  # bytes of bodies
+        self._heads = 0  # that have arrived whole
+        self._pace = Pace()
         self._hurried_at: float | None = None
         self._received_then = 0
         self._left: float = 0
@@ -94,7 +85,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     def connectionMade(self) -> None:
         self.server.channel_opened(self)
         super().connectionMade()
-        self._notice_dead_peers(self.server.stall_limit)
+        self._notice_dead_peers(self.server.limits.stall)
 
     def connectionLost(self, reason: Any) -> None:
         self._room.set()
@@ -186,7 +177,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         self._closing = True
         if self._discarding:
             self.transport.loseWriteConnection()
-            self.callLater(LINGER_SECONDS, self.transport.abortConnection)
+            self.callLater(self._linger, self.transport.abortConnection)
         else:
             super().loseConnection()
 
@@ -238,17 +229,54 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return version == b"HTTP/1.1" and not is_last
 
     def allHeadersReceived(self) -> None:
-        if (self.length or 0) > self.server.body_limit:
-            self.refuse_body(self.requests[-1])
+        self._heads += 1
+        if (self.length or 0) > self.server.limits.body:
+            self.refuse(self.requests[-1], Exchange.refuse_size)
         else:
             super().allHeadersReceived()
 
-    def refuse_body(self, exchange: Exchange) -> None:
-        """Answer now, and throw away the rest of the body."""
+    def refuse(
+        self, exchange: Exchange, answer: Callable[[Exchange], None], linger: float = LINGER_SECONDS
+    ) -> None:
+        """Answer now, and throw away the rest of the body, for up to `linger` seconds after the answer."""
         self._discarding = True
+        self._linger = linger
         self.persistent = 0
         exchange.clientproto, exchange.method, exchange.uri = self._version, self._command, self._path
-        exchange.refuse_body(self.server.body_limit)
+        answer(exchange)
+
+    @property
+    def _part(self) -> Part:
+        """What the client is sending, and is free to send."""
+        if self._handlingRequest or self._discarding or self._closing or self.is_full:
+            return Part.NONE
+        if not self.line_mode:
+            return Part.BODY
+        return Part.HEAD if self.requests or self._buffer else Part.NONE
+
+    def watch_pace(self, now: float, slowest: Slowest) -> None:
+        """Give a client up that sends its request too slowly."""
+        part = self._part
+        self._pace.look(now, part, self._heads, self._received)
+        if not self._pace.is_too_slow(now, self._received, slowest):
+            return
+        if part is Part.BODY:
+            self.refuse(self.requests[-1], Exchange.refuse_pace, SLOW_LINGER_SECONDS)
+            return
+        logger.warning("a client had not sent the head of a request after %g s, and is dropped", slowest.head)
+        self.transport.write(TOO_SLOW)
+        self.loseConnection()
+
+    def idle_seconds(self, now: float) -> float:
+        """Since when the connection has waited for a request, to within the time between two looks."""
+        return self._pace.idle_seconds(now) if self.is_idle else 0.0
+
+    def timeoutConnection(self) -> None:
+        """Twisted's limit is for idle connections. A request on its way has limits of its own."""
+        if self._part is Part.NONE:
+            super().timeoutConnection()
+        else:
+            self.setTimeout(self.timeOut)
 
     def dataReceived(self, data: bytes) -> None:
         if not self._discarding:
@@ -283,125 +311,6 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             super().allContentReceived()
 
 
-class Exchange(WebRequest):  # type: ignore[misc]
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Nobody here asks Twisted for the fields of a form; it would read uploads into memory to find them.
-        self._parsePOSTFormSubmission = False
-        self._broken = False
-        self._set_aside: list[tuple[bytes, bytes]] = []
-        self._end_itself: Callable[[], None] | None = None
-
-    # -- the request -------------------------------------------------------------------------------
-
-    def process(self) -> Any:
-        """daphne takes the root path from a header of the client's. Here it is a header as any other."""
-        given = self.requestHeaders.getRawHeaders(ROOT_PATH, [])
-        if not any(INVALID_HEADER_VALUE_BYTES.intersection(value) for value in given):
-            self._set_aside = [(ROOT_PATH, value) for value in given]
-            self.requestHeaders.removeHeader(ROOT_PATH)
-        return super().process()
-
-    def complete(self, scope: dict[str, Any]) -> None:
-        """Add to what the application is told."""
-        scope["headers"] += self._set_aside
-        scope["extensions"] = {CLOSE_CONNECTION: self.break_off, ON_SHUTDOWN: self.on_shutdown}
-
-    # -- the answer --------------------------------------------------------------------------------
-
-    def handle_reply(self, message: Any) -> None:
-        if self._broken:
-            return
-        super().handle_reply(message)
-        if message["type"] != "http.response.start" or self.channel is None:
-            return
-        if self.server.is_stopping or not self.channel.persistent:
-            self.channel.persistent = 0
-            self.setHeader(b"connection", b"close")
-
-    def basic_error(self, status: int, status_text: bytes, body: str) -> None:
-        """The server's own answer, while there is none yet; else the answer is broken off."""
-        if self._response_started:
-            self.break_off()
-        else:
-            self._answer(json_error(status, f"{body.rstrip('.')}.", *REFUSED.get(status, BROKEN)))
-
-    def refuse_body(self, limit: int) -> None:
-        message = f"The request body is larger than {limit / 2**20:g} MB."
-        known = self._request_id.decode("latin-1")
-        logger.warning("request %s: request_too_large: more than %d bytes", known, limit)
-        answer = json_error(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "invalid_request_error", "request_too_large"
-        )
-        self._answer(answer, (b"connection", b"close"))
-
-    def _answer(self, answer: HttpResponse, *more: tuple[bytes, bytes]) -> None:
-        headers = [(name.encode(), value.encode("latin-1")) for name, value in answer.items()]
-        headers += [
-            (b"X-Request-Id", self._request_id),
-            (b"Content-Length", b"%d" % len(answer.content)),
-            *more,
-        ]
-        self.handle_reply({"type": "http.response.start", "status": answer.status_code, "headers": headers})
-        self.handle_reply({"type": "http.response.body", "body": answer.content})
-
-    @cached_property
-    def _request_id(self) -> bytes:
-        """The client's, quoted, or a new one; for the log and for an answer of the server's own."""
-        given = self.requestHeaders.getRawHeaders(b"x-request-id", [b""])
-        return (quoted_id(given[0].decode("latin-1")) or uuid.uuid4().hex).encode()
-
-    def handleContentChunk(self, data: bytes) -> None:
-        """A chunked body tells its size only as it comes."""
-        if self.is_over:
-            return
-        if self.content.tell() + len(data) > self.server.body_limit:
-            self.channel.refuse_body(self)
-        else:
-            super().handleContentChunk(data)
-
-    # -- its end -----------------------------------------------------------------------------------
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.finished or self._disconnected or self._broken)
-
-    def break_off(self) -> None:
-        """End the answer so that its client can tell that it is not whole; the application learns that it is over."""
-        if self.is_over:
-            return
-        self._broken = True
-        if self.chunked or self.responseHeaders.hasHeader(b"content-length"):
-            self.channel.loseConnection()
-        else:
-            self.channel.reset()  # the end of the connection would be taken for the end of the answer
-        if self.application_queue:
-            self.send_disconnect()
-
-    def application_ended(self, failed: bool) -> None:
-        """Nobody will write to this answer any more."""
-        if not self.is_over:
-            trouble = "The gateway met an unexpected error" if failed else "The request was given up"
-            self.basic_error(500, b"Internal Server Error", trouble)
-
-    def on_shutdown(self, end: Callable[[], None]) -> None:
-        """The answer can end in a way that its client understands, and will soon after a call of `end`."""
-        self._end_itself = end
-
-    def shut_down(self) -> None:
-        """The server waits no longer."""
-        if self.is_over:
-            return
-        if self._end_itself is not None:
-            self._end_itself()
-        elif self._response_started:
-            self.break_off()
-        elif self.application_queue is None:  # the request has not come whole
-            self.channel.transport.abortConnection()
-        else:
-            self.basic_error(503, b"Service Unavailable", "The gateway is shutting down")
-
-
 class Factory(HTTPFactory):  # type: ignore[misc]
     protocol = Channel
 
@@ -412,23 +321,3 @@ class Factory(HTTPFactory):  # type: ignore[misc]
 
     def log(self, request: Any) -> None:
         """daphne has an access log of its own."""
-
-
-class WebSocket(WebSocketProtocol):  # type: ignore[misc]
-    """`request` is set once its handshake has been read."""
-
-    request = None
-
-    def onConnect(self, request: Any) -> Any:
-        if not request.headers.get("sec-websocket-protocol", "").isascii():
-            raise ConnectionDeny(400, "Invalid header value")  # type: ignore[no-untyped-call]
-        return super().onConnect(request)
-
-    def onClose(self, *how: Any) -> None:
-        """A handshake that is none comes here too; of it the server knows nothing."""
-        if self.request is not None:
-            super().onClose(*how)
-
-
-class WebSockets(WebSocketFactory):  # type: ignore[misc]
-    protocol = WebSocket

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -33,18 +32,25 @@ from twisted.logger import (
 
 from continuation import audit, client, health
 from continuation.resume import generation, stores
-from gatewaysite.connection import Channel, Exchange, Factory, WebSockets
+from continuation.shortage import Notice
+from gatewaysite import descriptors
+from gatewaysite.connection import Channel, Factory
+from gatewaysite.exchange import Exchange
+from gatewaysite.handshake import WebSockets
 from gatewaysite.lifespan import FLUSH_SECONDS, put_away
+from gatewaysite.listening import Door, Listener
+from gatewaysite.pace import Slowest
 
 logger = logging.getLogger(__name__)
 reactor: Any = _reactor
 
-BACKLOG = 2048
 REQUEST_PIECE_BYTES = 2**16
 WATCH_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 # After a signal an idle connection stays so long: a request may be on its way.
 IDLE_SECONDS = 0.25
+# While others wait to be let in, a connection without a request is closed after so long.
+IDLE_SECONDS_WHEN_FULL = 5.0
 # What is told to end gets so long for it; then it is cut off.
 ENDING_SECONDS = 5.0
 HURRIED_SECONDS = 1.0
@@ -56,69 +62,12 @@ GOING_AWAY = 1001  # the WebSocket status
 @dataclass(frozen=True, slots=True)
 class Limits:
     """body: bytes of a request. patience: seconds that a stop waits for open requests, None for as long as it takes.
-    stall: seconds after which a client that takes nothing is dropped."""
+    stall: seconds after which a client that takes nothing is dropped. slowest: of clients that send a request."""
 
     body: int
     patience: float | None
     stall: float
-
-
-class Listener:
-    """Where the server listens. What is wrong with the address shows at once, as an OSError; nobody is let in yet."""
-
-    def __init__(self, host: str, port: int, unix_socket: str = "", descriptor: int | None = None) -> None:
-        self._path = unix_socket
-        self._socket: socket.socket | None = None
-        if descriptor is not None:
-            self._socket = socket.socket(fileno=descriptor)
-        elif unix_socket:
-            _try_out(unix_socket)
-        else:
-            self._socket = _bound(host.strip("[]"), port)
-
-    @property
-    def name(self) -> str:
-        address = self._path if self._socket is None else self._socket.getsockname()
-        if not isinstance(address, tuple):
-            return f"unix:{address}"
-        host, port = address[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    def open(self, factory: Factory) -> Any:
-        """A Twisted port. Raises OSError, or Twisted's CannotListenError."""
-        if self._socket is None:
-            return reactor.listenUNIX(self._path, factory, backlog=BACKLOG, wantPID=True)
-        self._socket.listen(BACKLOG)
-        self._socket.setblocking(False)
-        return reactor.adoptStreamPort(self._socket.fileno(), self._socket.family, factory)
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-
-
-def _try_out(path: str) -> None:
-    """Can there be a socket file in this place? Whether one is in use is for Twisted's lock to find out."""
-    trial = f"{path}.{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as trying:
-        trying.bind(trial)
-    os.unlink(trial)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+    slowest: Slowest
 
 
 class Server(DaphneServer):  # type: ignore[misc]
@@ -139,8 +88,10 @@ class Server(DaphneServer):  # type: ignore[misc]
             request_buffer_size=REQUEST_PIECE_BYTES,
         )
         self._listener = listener
-        self._limits = limits
-        self._port: Any = None
+        self.limits = limits
+        self._most_clients = 0
+        self._door: Door | None = None
+        self._full = Notice()
         self._loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
         self._tasks: set[asyncio.Task[None]] = set()
         self._status = 0
@@ -151,14 +102,6 @@ class Server(DaphneServer):  # type: ignore[misc]
         self.is_stopping = False
         self.trouble: Exception | None = None  # why it could not start,
         self.at_the_door = False  # and whether all was ready but the listening
-
-    @property
-    def body_limit(self) -> int:
-        return self._limits.body
-
-    @property
-    def stall_limit(self) -> float:
-        return self._limits.stall
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -191,7 +134,7 @@ class Server(DaphneServer):  # type: ignore[misc]
             audit.start()
             stores.open_early()
             self.at_the_door = True
-            self._port = self._listener.open(self.http_factory)
+            self._let_in(self._listener.open(self.http_factory))
         except Exception as trouble:
             self.trouble, self._status = trouble, 1
             reactor.stop()
@@ -205,11 +148,28 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     # -- connections -------------------------------------------------------------------------------
 
+    def _let_in(self, port: Any) -> None:
+        """As many clients as have their share of the descriptors, downstream's among them."""
+        limit = descriptors.raise_limit()
+        self._most_clients = descriptors.clients_for(limit)
+        logger.info("%d descriptors are enough for %d clients at a time", limit, self._most_clients)
+        self._door = Door(port, self._room, self._note_full)
+
+    def _room(self) -> int:
+        return self._most_clients - len(self.channels) - len(self._websockets) - generation.detached()
+
+    def _note_full(self) -> None:
+        self._full.say(
+            f"{self._most_clients} clients are connected, for as many there are descriptors: others wait"
+        )
+
     def channel_opened(self, channel: Channel) -> None:
         self.channels.add(channel)
 
     def channel_closed(self, channel: Channel) -> None:
         self.channels.discard(channel)
+        if self._door is not None:
+            self._door.open_if_room()
         self._note_end()
 
     def protocol_disconnected(self, protocol: Any) -> None:
@@ -264,7 +224,9 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(min(WATCH_SECONDS, self._limits.stall / 4))
+            await asyncio.sleep(min(WATCH_SECONDS, self.limits.stall / 4, self.limits.slowest.shortest / 4))
+            if self._door is not None:
+                self._door.open_if_room()
             for channel in list(self.channels):
                 _safely(self._look_after, channel)
             for protocol in list(self.connections):
@@ -273,10 +235,18 @@ class Server(DaphneServer):  # type: ignore[misc]
                 _safely(protocol.check_timeouts)
 
     def _look_after(self, channel: Channel) -> None:
-        channel.watch(time.monotonic(), self._limits.stall)
+        now = time.monotonic()
+        channel.watch(now, self.limits.stall)
+        channel.watch_pace(now, self.limits.slowest)
+        if (
+            self._door is not None
+            and self._door.is_shut
+            and channel.idle_seconds(now) > IDLE_SECONDS_WHEN_FULL
+        ):
+            channel.close_if_idle()
         if self.is_stopping:
             channel.close_if_idle()
-            channel.hurry(time.monotonic())
+            channel.hurry(now)
 
     def _kill_if_deaf(self, protocol: Any) -> None:
         """An application that does not end although its client has gone."""
@@ -318,10 +288,8 @@ class Server(DaphneServer):  # type: ignore[misc]
         """Nobody is let in any more; who waits at the door has been."""
         health.begin_stopping()
         generation.begin_stopping()
-        if self._port is not None:
-            self._port.numberAccepts = BACKLOG
-            self._port.doRead()
-            self._port.stopListening()
+        if self._door is not None:
+            self._door.close()
         for channel in self.channels:
             if not channel.is_idle:  # one that is may have a last request on its way
                 channel.persistent = 0
@@ -335,7 +303,7 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     async def _drained(self) -> bool:
         """Wait until nothing is open, until patience is over, or for a second signal; whether nothing is."""
-        patience = self._limits.patience
+        patience = self.limits.patience
         until = math.inf if patience is None else time.monotonic() + patience
         self._note_end()
         while not self._settled.is_set() and (left := until - time.monotonic()) > 0:

@@ -1,6 +1,7 @@
 """Where a path goes: the gateway's own pages, the planned chat route, and downstream for all else."""
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from django.conf import settings
 from django.contrib import admin
@@ -27,7 +28,8 @@ def _own_error(page: Callable[..., HttpResponse], status: int, code: str) -> Cal
             return page(request, *args, **kwargs)
         message = "The gateway cannot answer this request."
         headers = {"X-Request-Id": request_id(request), "Cache-Control": "no-store"}
-        return json_error(status, message, "invalid_request_error", code, headers)
+        kind = "internal_error" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        return json_error(status, message, kind, code, headers)
 
     return handler
 

@@ -11,6 +11,8 @@ from strategies.types import CompiledStrategy, Partial
 BUDGET_KEYS = ("max_tokens", "max_completion_tokens")
 # vLLM's and SGLang's names for a client's own request id.
 REQUEST_ID_KEYS = ("request_id", "rid")
+# What continuation_fields looks at.
+FIELDS_READ = (*BUDGET_KEYS, *REQUEST_ID_KEYS, "min_tokens", "stream_options", "chat_template_kwargs", "echo")
 
 _WHOLE_TEXT = re.compile(r"[+-]?[0-9]{1,18}(\.0+)?")
 _LARGEST = 2**63 - 1
@@ -59,9 +61,21 @@ def continuation_body(
     not changed. `spent_tokens` is what the partial has cost of the client's budget.
     """
     messages = client_body.get("messages")
-    body = {
+    return {
         **client_body,
         "messages": [*(messages if isinstance(messages, list) else ()), final_message(strategy, partial)],
+        **continuation_fields(client_body, strategy, partial, spent_tokens),
+    }
+
+
+def continuation_fields(
+    client_body: Mapping[str, Any], strategy: CompiledStrategy, partial: Partial, spent_tokens: int
+) -> dict[str, Any]:
+    """What the continuation request has in place of the client's own fields, but for the messages.
+
+    Of `client_body` only FIELDS_READ are looked at.
+    """
+    body = {
         "continue_final_message": True,
         "add_generation_prompt": False,
         "stream": True,

@@ -134,9 +134,9 @@ class Play:
             match action:
                 case Send(data):
                     self.sent += data
-                case OpenLeg(sent):
+                case OpenLeg():
                     assert self.open == 0, "leg 1 is still open"
-                    self.legs.append(json.loads(sent))
+                    self.legs.append(json.loads(action.body))
                     self.open += 1
                 case OpenTokens():
                     assert self.open == 0, "leg 1 is still open"

@@ -18,7 +18,9 @@ ASKS = {"stream_options": {"include_usage": True}}
 
 def test_ids_and_running_usage_are_asked_for() -> None:
     asked = json.loads(
-        asking_for_ids({"model": "m", "seed": 2**70, "stream_options": {"x": 1, "include_usage": False}})
+        asking_for_ids(
+            b'{"model": "m", "seed": %d, "stream_options": {"x": 1, "include_usage": false}}' % (2**70)
+        )
     )
     assert asked == {
         "model": "m",
@@ -26,7 +28,7 @@ def test_ids_and_running_usage_are_asked_for() -> None:
         "return_token_ids": True,
         "stream_options": {"x": 1, "include_usage": True, "continuous_usage_stats": True},
     }
-    assert json.loads(asking_for_ids({"stream_options": []}))["stream_options"]["include_usage"]
+    assert json.loads(asking_for_ids(b'{"stream_options": []}'))["stream_options"]["include_usage"]
 
 
 def with_ids(delta: dict[str, Any], ids: list[int], used: int, **more: Any) -> bytes:

@@ -100,7 +100,7 @@ def test_a_failure_drops_them_and_the_answer_goes_on_from_before(name: str) -> N
     answer = play.leg2(*finished(begun("call-9", ID2), call("{}", ID2), finish="tool_calls")).whole()
     assert [made.get("id") for made in answer.tool_calls] == ["call-9", None]
     assert (answer.content, answer.finishes) == ("Let me look.", ["tool_calls"])
-    assert answer.usages == [tokens(5, 3 + 7)]
+    assert answer.usages == [tokens(50 - 3, 3 + 7)]
     record = play.record
     assert (record.failure, record.case, record.outcome) == (failure, "content-done", "rescued")
     assert record.content_chars == len("Let me look.")

@@ -641,7 +641,7 @@ def test_tokens_of_leg_1_are_counted_and_marked_as_an_estimate() -> None:
     play = broken(role(), content(text), body=ASKS)
     play.leg2(role(ID2), content("y", ID2), chunk({}, "stop", ident=ID2), usage(67, 20, ID2), DONE)
     (counts,) = play.whole().usages
-    assert counts == tokens(EST.tokens(QUESTION["content"]), 27)
+    assert counts == tokens(60, 27)
     record = play.record
     assert (record.tokens_recovered, record.tokens_exact, record.usage_after) == (7, False, counts)
 
@@ -679,7 +679,7 @@ def test_the_tokens_of_a_long_conversation_are_counted_once(monkeypatch: pytest.
     monkeypatch.setattr(Estimator, "prompt_tokens", lambda self, body: counted.append(1) or count(self, body))
     asked = {**ALWAYS, "messages": [{"role": "user", "content": "杭州 abc " * 100_000}]}
     play = broken(role(), content("a"), body=asked)
-    said = [content("b", ID2, usage=tokens(50, n)) for n in range(100)]
+    said = [content("b", ID2, usage={"completion_tokens": n}) for n in range(100)]
     play.leg2(role(ID2), *said)
     assert len(counted) == 1
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.plan import Choice, Guarded, Passthrough, plan
+from continuation.plan import MOST_VALUES, Choice, Guarded, Passthrough, plan
 from continuation.usage import Conversation, Estimator
 from strategies.types import GENERIC, CompiledStrategy, StrategyBook
 
@@ -161,7 +161,7 @@ def test_nothing_in_a_body_raises(body: dict[str, Any]) -> None:
 
 def test_of_a_guarded_request_little_more_than_its_bytes_is_in_memory() -> None:
     """Parsed it takes 24 times as much."""
-    body = b'{"stream":true,"messages":[' + b"{}," * 99_000 + b"{}]}"
+    body = b'{"stream":true,"messages":[' + b"{}," * 49_000 + b"{}]}"
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -185,3 +185,19 @@ def test_the_conversation_of_a_large_body_is_read_with_its_plan_and_is_that_of_a
     assert isinstance(small, Guarded)
     assert small.conversation is None
     assert small.read_conversation(Estimator()) == Conversation.of(BASE, Estimator())
+
+
+@pytest.mark.parametrize("one", [b"{}", b"[]", b"1", b'"a"', b'{"role":"user","content":"a"}'])
+def test_a_request_of_too_many_values_is_passed_through(one: bytes) -> None:
+    values = {b"{}": 2, b"[]": 2, b'{"role":"user","content":"a"}': 3}.get(one, 1)
+    most = (MOST_VALUES - 4) // values
+    for count, reason in ((most, None), (most + 3, "body_too_large")):
+        body = b'{"stream":true,"messages":[' + b",".join([one] * count) + b"]}"
+        found = planned(body, choice=Choice("m", "", 10**7))
+        assert (found.reason if isinstance(found, Passthrough) else None) == reason
+
+
+@pytest.mark.parametrize("text", [b"a,b\\n" * 400_000, b'{\\"a\\": [1, 2]}, ' * 100_000, b"QUJD" * 500_000])
+def test_what_is_in_a_text_counts_as_one_value(text: bytes) -> None:
+    body = b'{"stream":true,"messages":[{"role":"user","content":"' + text + b'"}]}'
+    assert isinstance(planned(body, choice=Choice("m", "", 10**7)), Guarded)

@@ -14,6 +14,7 @@ CORE = [
     "continuation.seam",
     "continuation.shelf",
     "continuation.asking",
+    "continuation.members",
     "continuation.tokens",
     "continuation.verdicts",
     "continuation.variants",

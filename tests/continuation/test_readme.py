@@ -14,7 +14,7 @@ from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
 from continuation.plan import PassReason
 from continuation.resume.views import ERRORS
 from continuation.views import UNDELIVERED
-from gatewaysite.connection import BROKEN, REFUSED
+from gatewaysite.exchange import BROKEN, REFUSED
 from strategies.models import Strategy
 
 README = (settings.BASE_DIR / "README.md").read_text("utf-8")
@@ -125,8 +125,7 @@ def test_the_table_of_the_audits_other_words_is_the_vocabulary() -> None:
 # Calls of json_error whose status and code are no literals: the tables they take them from are below.
 TABLES: list[Mapping[int, tuple[str, ...]]] = [UNDELIVERED, REFUSED, {500: BROKEN}]
 COMPUTED = {
-    "json_error(status, message, kind, code, headers)",
-    "json_error(status, message, 'invalid_request_error', code, headers)",  # of _own_error
+    "json_error(status, message, kind, code, headers)",  # of _undelivered, and of _own_error
     "json_error(status, refused.message or message, kind, refused.code, headers, **more)",
     "json_error(status, f\"{body.rstrip('.')}.\", *REFUSED.get(status, BROKEN))",
 }

@@ -436,6 +436,7 @@ def test_the_defaults_are_those_of_the_settings_table(site: Path) -> None:
         "MAX_CONTINUATION_BODY_MB": 10,
         "MAX_REQUEST_BODY_MB": 100,
         "DOWNSTREAM_CONNECTION_LIMIT": 0,
+        "DOWNSTREAM_KEEPALIVE_SECONDS": 3,
         "CJK_CHARS_PER_TOKEN": 1.6,
         "OTHER_CHARS_PER_TOKEN": 4.0,
         "PASSTHROUGH_PATHS": ["*"],

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from continuation import splice
 from continuation.events import Failure
 from continuation.splice import NEXT, Phase
 from strategies.types import CompiledStrategy
@@ -166,7 +165,7 @@ def test_silence_after_the_finish_of_leg_2_ends_the_answer_too(pings: tuple[byte
     answer = play.waits(0.1).whole()
     assert (answer.content, len(answer.usages), play.record.outcome) == ("ab", 1, "rescued")
     counted = Play(ASKS, idle_timeout=5).reads(content("a")).ends().leg2(*finished(content("b", ID2))[:-1])
-    assert counted.waits(5).whole().usages == [tokens(5, 1 + 7)]
+    assert counted.waits(5).whole().usages == [tokens(50 - 1, 1 + 7)]
 
 
 def test_silence_in_a_large_event_behind_the_finish_ends_the_answer() -> None:
@@ -366,7 +365,48 @@ def test_usage_is_told_only_where_it_was_asked_for() -> None:
     play = Play(ASKS).reads(reasoning("abcd"), content("efghijkl")).ends()
     play.leg2(*finished(content("b", ID2, usage=tokens(50, 3))))
     details = {"completion_tokens_details": {"reasoning_tokens": 1}}
-    assert play.whole().usages == [tokens(5, 1 + 2 + 7) | details]
+    assert play.whole().usages == [tokens(50 - 3, 1 + 2 + 7) | details]
+
+
+def test_the_budget_is_reduced_by_at_least_a_token_for_each_event_with_text() -> None:
+    said = [
+        role(),
+        *(reasoning("I") for _ in range(4)),
+        *(content("a") for _ in range(6)),
+        chunk({"content": ""}),
+    ]
+    play = Play({"max_tokens": 40, "min_tokens": 12} | ASKS).reads(*said).ends()
+    assert (play.legs[0]["max_tokens"], play.legs[0]["min_tokens"]) == (30, 2)
+    details = {"completion_tokens_details": {"reasoning_tokens": 4}}
+    assert play.leg2(*finished(content("b", ID2))).whole().usages == [tokens(50 - 10, 10 + 7) | details]
+    assert Play({"max_tokens": 10}).reads(*said).ends().failed().errors[0]["code"] == "budget_exhausted"
+
+
+def test_events_after_the_engines_own_count_are_added_to_it() -> None:
+    counted = content("a", usage=tokens(9, 20))
+    play = Play({"max_tokens": 40} | ASKS).reads(role(), counted, *(content("b") for _ in range(3))).ends()
+    assert play.legs[0]["max_tokens"] == 40 - 23
+    assert play.leg2(*finished(content("c", ID2))).whole().usages[-1] == tokens(9, 23 + 7)
+
+
+def test_the_prompt_is_that_of_leg_2_less_the_partial_with_media_too_and_never_negative() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    body = {"messages": [{"role": "user", "content": [image]}]} | ASKS
+    said = [role(), *(content("a") for _ in range(6))]
+    play = Play(body).reads(*said).ends().leg2(*finished(content("b", ID2)))
+    assert play.whole().usages == [tokens(50 - 6, 6 + 7)]
+    few = [role(ID2), content("b", ID2), chunk({}, "stop", ident=ID2), usage(4, 1, ID2), DONE]
+    assert Play(body).reads(*said).ends().leg2(*few).whole().usages == [tokens(0, 6 + 1)]
+
+
+def test_a_missing_usage_counts_the_text_of_every_choice() -> None:
+    def of(index: int, text: str, finish: str | None = None) -> bytes:
+        return event(
+            {**ID, "choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]}
+        )
+
+    said = [of(0, "abcdefgh"), of(1, "ijklmnop"), of(0, "", "stop"), of(1, "", "stop")]
+    assert Play({"n": 2} | ASKS).reads(*said).ends().told.usages == [tokens(5, 4)]
 
 
 def test_running_usage_is_exact_and_never_goes_back_at_the_seam() -> None:
@@ -713,10 +753,9 @@ def test_a_line_end_that_the_reads_cut_in_two_goes_the_way_of_its_event(cut: int
     assert legs[0].sent == legs[1].sent
 
 
-def test_a_body_that_cannot_be_built_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = Play()
-    monkeypatch.setattr(splice, "continuation_body", lambda *_: 1 / 0)
-    play.reads(content("x")).ends()
+def test_a_body_that_cannot_be_built_ends_the_stream() -> None:
+    play = Play().reads(content("x")).ends()
+    play.does(play.splice.broke(1))
     assert play.failed().errors[0]["code"] == "internal_error"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from continuation import render_generate
 from continuation.client import Upstream
+from continuation.plan import Guarded
 from continuation.render_generate import _generated, _Route
 from continuation.splice import OpenTokens
 from strategies.types import CompiledStrategy, Partial
@@ -60,7 +61,8 @@ async def told_as_chat(*reads: bytes) -> bytes:
     async def nobody(_path: str, _body: bytes) -> Upstream:
         raise AssertionError("nothing more is asked for")
 
-    job = OpenTokens({}, CompiledStrategy("s", "s"), Partial("", "a"), (), None, (), (), stop_shown=False)
+    plan = Guarded(b"{}", CompiledStrategy("s", "s"))
+    job = OpenTokens(plan, plan.strategy, Partial("", "a"), (), None, (), (), stop_shown=False)
     pieces = _Route(job, "http://there", nobody)._chatted(Upstream(200, [], Reads(*reads)))
     return b"".join([piece async for piece in pieces])
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from continuation.usage import Delivered, Estimator, delivered, has_media, joined_usage
+from continuation.usage import Delivered, Estimator, delivered, joined_usage
 
 EST = Estimator()
 
@@ -54,13 +54,6 @@ def test_the_prompt_is_messages_tool_calls_and_schemas() -> None:
 )
 def test_odd_requests_are_counted_without_a_fault(odd: dict[str, Any]) -> None:
     assert EST.prompt_tokens(odd | {"tools": {}}) == 0
-    assert not has_media(odd)
-
-
-def test_media_are_recognised() -> None:
-    assert has_media({"messages": [{"content": [{"type": "image_url", "image_url": {}}]}]})
-    assert has_media({"messages": [{"content": [{"type": "input_audio"}]}]})
-    assert not has_media({"messages": [{"content": [{"type": "text", "text": "image_url"}]}]})
 
 
 def test_counts_of_the_engine_come_before_estimates() -> None:
@@ -72,6 +65,12 @@ def test_counts_of_the_engine_come_before_estimates() -> None:
 
 def test_an_estimate_is_never_below_what_was_reported() -> None:
     assert delivered({"completion_tokens": 12}, False, "", "abcd", EST).completion == 12
+
+
+def test_an_estimate_is_never_below_the_number_of_events_that_brought_text() -> None:
+    assert delivered(None, False, "abcd", "efgh", EST, least=7, reasoning_events=3) == Delivered(7, 3)
+    assert delivered(None, False, "abcd", "e" * 60, EST, least=7, reasoning_events=3) == Delivered(16, 1)
+    assert delivered(None, False, "", "abcd", EST, others="efgh") == Delivered(2, 0)
 
 
 BEFORE = Delivered(10, 4)

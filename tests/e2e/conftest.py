@@ -13,11 +13,12 @@ import pytest
 
 from tests.e2e.resuming import close_all
 from tests.harness.client import Stream, request_id
-from tests.harness.gateway import Gateway, migrated_template
+from tests.harness.gateway import SERVER, Gateway, migrated_template
 from tests.harness.redis import RedisServer
 from tests.harness.upstream import Headers, Upstream
 
 GATEWAYS_AT_ONCE = 12  # some 90 MB each
+Fleet = Callable[[dict[str, str], str], Gateway]
 GatewayFor = Callable[..., Gateway]
 Chat = Callable[..., Stream]
 
@@ -30,18 +31,18 @@ def session_second_upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, str]], Gateway]]:
-    """Running gateways by their settings: starting one costs seconds."""
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Running gateways by their server and settings: starting one costs seconds."""
     running: OrderedDict[frozenset[tuple[str, str]], Gateway] = OrderedDict()
     statuses: list[int] = []
     template = migrated_template(tmp_path_factory.mktemp("database"))
 
-    def gateway(settings: dict[str, str]) -> Gateway:
-        key = frozenset(settings.items())
+    def gateway(settings: dict[str, str], server: str) -> Gateway:
+        key = frozenset({**settings, "server": server}.items())
         if key not in running or not running[key].is_running():
             if len(running) >= GATEWAYS_AT_ONCE:
                 statuses.append(running.popitem(last=False)[1].stop())
-            running[key] = Gateway(settings, template, tmp_path_factory.mktemp("gateway"))
+            running[key] = Gateway(settings, template, tmp_path_factory.mktemp("gateway"), server)
         running.move_to_end(key)
         return running[key]
 
@@ -80,14 +81,20 @@ def _no_stream_stays_open() -> Iterator[None]:
 
 
 @pytest.fixture
+def server() -> str:
+    """What the gateways of a test run under; a module that has several to try has a fixture of its own."""
+    return SERVER
+
+
+@pytest.fixture
 def gateway(
-    fleet: Callable[[dict[str, str]], Gateway], upstream: Upstream, watched: Callable[[Gateway], Gateway]
+    fleet: Fleet, server: str, upstream: Upstream, watched: Callable[[Gateway], Gateway]
 ) -> GatewayFor:
     """gateway(NAME="value", ...): a running one. By itself it knows a model without a strategy of its own."""
 
     def running(**settings: str) -> Gateway:
         chosen = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model", **settings}
-        return watched(fleet({name: value for name, value in chosen.items() if value}))
+        return watched(fleet({name: value for name, value in chosen.items() if value}, server))
 
     return running
 

@@ -3,13 +3,16 @@
 import gzip
 import json
 import random
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 import pytest
 
-from tests.e2e.conftest import Chat, GatewayFor
+from tests.e2e.asking import body
+from tests.e2e.conftest import Chat, Fleet, GatewayFor
 from tests.harness.client import call
 from tests.harness.gateway import Gateway
+from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import (
     Cut,
     Gate,
@@ -18,10 +21,12 @@ from tests.harness.upstream import (
     Reset,
     Send,
     SendRaw,
+    Step,
     Upstream,
     json_reply,
     whole,
 )
+from tests.harness.wire import Wire
 
 TEXT = (("Content-Type", "text/plain"),)
 OK = json_reply({"ok": True})
@@ -463,3 +468,128 @@ def test_downstreams_path_prefix_is_kept(gateway: GatewayFor, upstream: Upstream
     call(prefixed.port, "POST", "/v1/chat/completions", body=b'{"stream": true}')
     targets = [request.target for request in upstream.requests]
     assert targets == ["/router/a/v1/models?x=%2F", "/router/a/v1/chat/completions"]
+
+
+# -- the mark of an empty query -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def serving(
+    fleet: Fleet, upstream: Upstream, second_upstream: Upstream, watched: Callable[[Gateway], Gateway]
+) -> Gateway:
+    """Under `serve`, which tells the target as it was sent."""
+    settings = {
+        "DOWNSTREAM_URL": upstream.url,
+        "CONTINUATION_URL": second_upstream.url,
+        "CONTINUATION_MODEL": "house-model",
+    }
+    return watched(fleet(settings, "serve"))
+
+
+@pytest.mark.parametrize("target", ["/v1/x?", "/v1/x", "/v1/x??", "/v1/x?a", "/?", "/v1/x%3F", "/v1/x?a?b="])
+def test_an_empty_query_keeps_its_mark(serving: Gateway, upstream: Upstream, target: str) -> None:
+    upstream.script(OK)
+    assert call(serving.port, "GET", target).status == 200
+    assert upstream.requests[0].target == target
+
+
+@pytest.mark.parametrize("mark", ["?", "", "?a=b"])
+def test_a_continuation_asks_for_the_target_as_it_was_sent(
+    serving: Gateway, upstream: Upstream, second_upstream: Upstream, mark: str
+) -> None:
+    upstream.script(Reply([*started(VLLM, [], ["some "]), Cut()]))
+    second_upstream.script(Reply([*started(VLLM_LEG2, [], ["text"]), *ended(VLLM_LEG2)]))
+    sent, target = json.dumps(body()).encode(), f"/v1/chat/completions{mark}"
+    answer = call(serving.port, "POST", target, [("Content-Type", "application/json")], sent)
+    assert answer.body.count(b"[DONE]") == 1
+    assert [upstream.requests[0].target, second_upstream.requests[0].target] == [target, target]
+
+
+# -- kept connections ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [Cut(), Reset()])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
+def test_a_kept_connection_that_closes_as_it_is_used_is_named(
+    gateway: GatewayFor, upstream: Upstream, end: Step, path: str
+) -> None:
+    one = gateway(DOWNSTREAM_KEEPALIVE_SECONDS="30")
+    upstream.script(OK, OK, Reply(before=[end]))
+    sent = json.dumps(body()).encode()
+    assert [call(one.port, "POST", path, body=sent).status for _ in range(2)] == [200, 200]
+    answer = call(one.port, "POST", path, body=sent)
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "downstream_unreachable")
+    assert "DOWNSTREAM_KEEPALIVE_SECONDS" in answer.json()["error"]["message"]
+    assert len(upstream.requests) == 3  # nothing was sent twice
+
+
+def test_a_new_connection_that_closes_unanswered_is_not_taken_for_a_kept_one(
+    gateway: GatewayFor, upstream: Upstream
+) -> None:
+    upstream.script(Reply(before=[Cut()]))
+    answer = call(gateway(DOWNSTREAM_KEEPALIVE_SECONDS="0").port, "POST", "/v1/embeddings", body=b"{}")
+    assert answer.status == 502
+    assert "DOWNSTREAM_KEEPALIVE_SECONDS" not in answer.json()["error"]["message"]
+
+
+def test_without_keepalive_no_connection_is_used_twice(gateway: GatewayFor, upstream: Upstream) -> None:
+    one = gateway(DOWNSTREAM_KEEPALIVE_SECONDS="0")
+    upstream.script(OK, OK, OK)
+    for _ in range(3):
+        assert call(one.port, "POST", "/v1/embeddings", body=b"{}").status == 200
+    assert [request.connection.served for request in upstream.requests] == [1, 1, 1]
+    assert [request.all("Connection") for request in upstream.requests] == [["close"]] * 3
+
+
+def test_an_idle_connection_is_closed_when_its_seconds_are_over(
+    gateway: GatewayFor, upstream: Upstream
+) -> None:
+    one = gateway(DOWNSTREAM_KEEPALIVE_SECONDS="0.3")
+    upstream.script(OK, OK)
+    assert call(one.port, "POST", "/v1/embeddings", body=b"{}").status == 200
+    upstream.requests[0].connection.wait_closed_by_peer()
+    assert call(one.port, "POST", "/v1/embeddings", body=b"{}").status == 200
+    assert upstream.requests[1].connection is not upstream.requests[0].connection
+
+
+# -- IPv6 ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_ipv6() -> Iterator[Wire]:
+    one = Wire("::1")
+    yield one
+    one.stop()
+
+
+def test_a_downstream_with_an_ipv6_address_is_reached(gateway: GatewayFor, of_ipv6: Wire) -> None:
+    one = gateway(DOWNSTREAM_URL=f"{of_ipv6.url}/base")
+    for path in ("/v1/embeddings?x=1", "/v1/chat/completions"):
+        assert call(one.port, "POST", path, body=b'{"stream":true}').json() == {}
+    first, second = of_ipv6.wait_for("/base/v1/chat/completions")
+    assert (first.target, second.target) == ("/base/v1/embeddings?x=1", "/base/v1/chat/completions")
+    assert first.all(b"host") == [f"[::1]:{of_ipv6.port}".encode()]
+
+
+def test_a_continuation_url_with_an_ipv6_address_is_reached(
+    gateway: GatewayFor, upstream: Upstream, of_ipv6: Wire, chat: Chat
+) -> None:
+    upstream.script(Reply([*started(VLLM, [], ["some "]), Cut()]))
+    stream = chat(gateway(CONTINUATION_URL=of_ipv6.url), body()).read_rest()
+    assert stream.complete
+    (leg2,) = of_ipv6.wait_for("/v1/chat/completions")
+    assert b"continue_final_message" in leg2.body
+
+
+# -- faults of the gateway's own ----------------------------------------------------------------------
+
+
+def test_a_continuation_that_cannot_be_written_down_is_a_fault_of_the_gateway(
+    gateway: GatewayFor, upstream: Upstream, chat: Chat
+) -> None:
+    one = gateway(CONTINUATION_API_KEY="a\x1bkey")
+    upstream.script(Reply([*started(VLLM, [], ["some "]), Cut()]))
+    stream = chat(one, body()).read_rest()
+    assert b'"code":"internal_error"' in stream.body
+    assert one.event(stream.all("X-Request-Id")[0])["reason"] == "internal_error"
+    assert "LocalProtocolError" in one.new_log()

@@ -82,7 +82,9 @@ APPLICATION = """
     import django
     os.environ["DJANGO_SETTINGS_MODULE"] = "gatewaysite.settings"
     django.setup()
-    from gatewaysite.serving import Limits, Listener, Server
+    from gatewaysite.listening import Listener
+    from gatewaysite.pace import Slowest
+    from gatewaysite.serving import Limits, Server
 
     STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -119,7 +121,7 @@ APPLICATION = """
                 await send({"type": "http.response.body", "body": b"fine"})
 
     listener = Listener("127.0.0.1", int(sys.argv[1]))
-    server = Server(application, listener, Limits(body=2**20, patience=0.2, stall=1.5))
+    server = Server(application, listener, Limits(2**20, 0.2, 1.5, Slowest(30, 60, 500)))
     server.application_close_timeout = 1
     sys.exit(server.run())
 """

@@ -264,3 +264,163 @@ def test_a_client_that_takes_a_little_now_and_then_is_not_dropped(
             time.sleep(0.5)
         assert upstream.busy
         assert "took nothing" not in one.new_log()
+
+
+# -- requests that come slowly ---------------------------------------------------------------------
+
+LIMIT = 0.8
+SLOW = {
+    "CLIENT_HEAD_TIMEOUT_SECONDS": str(LIMIT),
+    "CLIENT_BODY_TIMEOUT_SECONDS": str(LIMIT),
+    "CLIENT_BODY_BYTES_PER_SECOND": "1000",
+}
+UPLOAD = b"POST /v1/files HTTP/1.1\r\nHost: here\r\nX-Request-Id: slow-one\r\n"
+LONG = UPLOAD + b"Content-Length: 200000\r\n\r\n"
+CHUNKED = UPLOAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def connected(to: Gateway) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", to.port), timeout=PATIENCE)
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """Up to the end of an answer of known length."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += (data := connection.recv(65536))
+        assert data, received
+    head, _, rest = received.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    while len(rest) < length:
+        rest += (data := connection.recv(65536))
+        assert data, received
+    return head + b"\r\n\r\n" + rest
+
+
+def drip(connection: socket.socket, beginning: bytes, drop: bytes) -> tuple[bytes, float]:
+    """All that is answered, and after how many seconds the connection had ended, while drops went on coming."""
+    connection.sendall(beginning)
+    begun, received = time.monotonic(), b""
+    connection.settimeout(0.05)
+    try:
+        while time.monotonic() - begun < PATIENCE:
+            try:
+                if not (data := connection.recv(65536)):
+                    break
+                received += data
+            except TimeoutError:
+                connection.sendall(drop)
+    except OSError:  # reset, or a pipe that is broken
+        pass
+    return received, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("before", [b"", ASK], ids=["first", "second"])
+@pytest.mark.parametrize("head", [b"G", b"GET /v1/models HTTP/1.1\r\nX-Slow: "], ids=["line", "header"])
+def test_a_head_that_comes_byte_by_byte_is_given_up_at_its_deadline(
+    serving: Callable[..., Gateway], upstream: Upstream, head: bytes, before: bytes
+) -> None:
+    one = serving(**SLOW)
+    upstream.respond(lambda request: json_reply({}))
+    with connected(one) as connection:
+        if before:
+            connection.sendall(before)
+            assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+        answer, seconds = drip(connection, head, b"a")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"\r\nConnection: close\r\n" in answer
+    assert LIMIT <= seconds < 15.0
+    assert f"had not sent the head of a request after {LIMIT:g} s" in one.new_log()
+
+
+@pytest.mark.parametrize(
+    ("head", "drop"), [(LONG, b"a"), (CHUNKED, b"1\r\na\r\n")], ids=["length", "chunked"]
+)
+def test_a_body_that_comes_byte_by_byte_is_refused(
+    serving: Callable[..., Gateway], head: bytes, drop: bytes
+) -> None:
+    one = serving(**SLOW)
+    with connected(one) as connection:
+        answer, seconds = drip(connection, head, drop)
+    head, _, told = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"\r\nX-Request-Id: slow-one" in head
+    assert json.loads(told)["error"]["code"] == "request_timeout"
+    assert LIMIT <= seconds < 15.0
+    assert "request slow-one: request_timeout: fewer than 1000 bytes a second came" in one.new_log()
+
+
+def test_a_body_that_was_fast_and_stops_is_refused_all_the_same(serving: Callable[..., Gateway]) -> None:
+    one = serving(**SLOW)
+    with connected(one) as connection:
+        answer, _seconds = drip(connection, LONG + bytes(150_000), b"a")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert "request_timeout" in one.new_log()
+
+
+def test_an_upload_that_is_slow_but_fast_enough_is_waited_for(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    """For more than three windows."""
+    one = serving(**SLOW)
+    upstream.respond(lambda request: json_reply({"size": len(request.body)}))
+    with connected(one) as connection:
+        connection.sendall(UPLOAD + b"Expect: 100-continue\r\nContent-Length: 120000\r\n\r\n")
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for _ in range(30):
+            time.sleep(LIMIT / 8)
+            connection.sendall(bytes(4000))
+        assert read_answer(connection).endswith(b'{"size": 120000}')
+
+
+def test_a_connection_without_a_request_and_one_that_waits_for_its_answer_have_no_deadline(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    one, gate = serving(**SLOW), Gate()
+    upstream.script(Reply([*started(VLLM, [], ["long "]), Pause(gate), *ended(VLLM)]), json_reply({}))
+    with connected(one) as idle, chat(one, GUARDED, Stream) as stream:
+        stream.read_until("long ")
+        stream._socket.sendall(ASK[:10])  # the head of the next one has begun
+        time.sleep(4 * LIMIT)
+        gate.open()
+        one_whole_answer(stream.read_rest(), reasoning="", content="long ", like=VLLM)
+        idle.sendall(ASK)
+        assert read_answer(idle).startswith(b"HTTP/1.1 200 ")
+
+
+def files_of_bodies(of: Gateway) -> list[str]:
+    return [name for name in of.open_files() if name.endswith("(deleted)")]
+
+
+def test_uploads_that_are_only_begun_have_no_file(serving: Callable[..., Gateway]) -> None:
+    one, begun = serving(), []
+    before = len(one.open_files())
+    for head in [LONG + b"a", CHUNKED + b"1\r\na\r\n"] * 10:
+        begun.append(connected(one))
+        begun[-1].sendall(head)
+    until = time.monotonic() + PATIENCE
+    while len(one.open_files()) < before + len(begun):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.2)  # a file would be opened just after its connection
+    assert files_of_bodies(one) == []
+    for each in begun:
+        each.close()
+
+
+def test_the_file_of_a_large_body_is_closed_before_the_answer(
+    serving: Callable[..., Gateway], upstream: Upstream
+) -> None:
+    one, gate = serving(), Gate()
+    upstream.script(Reply([*started(VLLM), Pause(gate), *ended(VLLM)]))
+    with connected(one) as connection:
+        connection.sendall(LONG + bytes(199_999))
+        until = time.monotonic() + PATIENCE
+        while not files_of_bodies(one):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        connection.sendall(b"a")
+        gate.wait_reached()
+        assert files_of_bodies(one) == []
+        gate.open()
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")

@@ -96,6 +96,20 @@ def test_an_access_log_has_a_line_for_each_request(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
+def test_the_access_log_shows_no_credential_of_a_query(tmp_path: Path) -> None:
+    access = tmp_path / "access.log"
+    with serve(tmp_path, "-p", "0", "--access-log", str(access)) as started:
+        port = int(started.wait_for("serving on ").rpartition(":")[2])
+        call(port, "GET", "/v1/streams/abc?token=sec%20ret&last_event_id=7", [("Referer", "/?token=secret")])
+        call(port, "GET", "/health?last=1")
+        until = time.monotonic() + PATIENCE
+        while "/health?last=1" not in (logged := access.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    assert '"GET /v1/streams/abc?token=***&last_event_id=7" 404' in logged
+    assert "sec" not in logged + started.log
+
+
 def ask(connection: socket.socket) -> bytes:
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
     received = b""
@@ -203,6 +217,9 @@ def test_errors_of_the_system_checks_stop_the_start_without_a_traceback(tmp_path
     "name,value,allowed",
     [
         ("CLIENT_STALL_TIMEOUT_SECONDS", "0", "a number of seconds, more than 0"),
+        ("CLIENT_HEAD_TIMEOUT_SECONDS", "0", "a number of seconds, more than 0"),
+        ("CLIENT_BODY_TIMEOUT_SECONDS", "-1", "a number of seconds, more than 0"),
+        ("CLIENT_BODY_BYTES_PER_SECOND", "fast", "a number, 0 or more"),
         ("GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS", "soon", "a number of seconds, 0 or more, or nothing"),
     ],
 )

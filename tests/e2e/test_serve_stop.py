@@ -327,10 +327,12 @@ HURRIED = """
     django.setup()
     from twisted.internet.testing import StringTransport
     from gatewaysite.connection import Factory
-    from gatewaysite.serving import Limits, Listener, Server
+    from gatewaysite.listening import Listener
+    from gatewaysite.pace import Slowest
+    from gatewaysite.serving import Limits, Server
 
     listener = Listener("127.0.0.1", 0)
-    server = Server(None, listener, Limits(body=2**30, patience=None, stall=60.0))
+    server = Server(None, listener, Limits(2**30, None, 60.0, Slowest(30, 60, 500)))
     listener.close()
 
     def seconds_given_to(pace):

@@ -5,6 +5,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -110,9 +111,41 @@ def test_a_renderer_that_ignores_the_flag_is_noticed(gateway: GatewayFor, chat: 
         assert len([one for one in simulator.requests if one.path == "/v1/chat/completions"]) == 1
 
 
-def asking(one: Gateway, chat: Chat) -> Callable[[str, str], Answer]:
-    def ask(question: str, fault: str) -> Answer:
-        asked = asking_usage(model="served", messages=[{"role": "user", "content": question}])
+RUNNING = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+@pytest.mark.parametrize(("engine", "more"), [("vllm", {}), ("vllm", RUNNING), ("sglang", RUNNING)], ids=str)
+def test_the_budget_is_not_overrun_where_the_engine_counts(
+    gateway: GatewayFor, chat: Chat, engine: str, more: dict[str, Any]
+) -> None:
+    """Without its counts, tokens that have no event of their own are missed."""
+    with running(Config(engine=engine, template="qwen", model="served")) as simulator:
+        one = gateway(
+            DOWNSTREAM_URL=simulator.url,
+            CONTINUATION_MODEL="Qwen/Qwen3.6-35B-A3B",
+            CONTINUATION_ENGINE=engine,
+        )
+        ask = asking(one, chat)
+        for budget in (40, 60, 90):
+            whole = ask("How do I carry on?", "", max_tokens=budget, **more)
+            assert whole.finish_reasons == ["length"]
+            for after in (1, 9, 20):
+                place = f"disconnect; in=reasoning; after={after}"
+                rescued = ask("How do I carry on?", place, max_tokens=budget, **more)
+                if more:
+                    assert (rescued.reasoning, rescued.content) == (whole.reasoning, whole.content), after
+                assert (rescued.finish_reasons, rescued.done) == (["length"], 1)
+                told, want = rescued.usages[-1], whole.usages[-1]
+                assert told["completion_tokens"] == want["completion_tokens"] == budget, after
+                # Leg 2's prompt also holds control tokens: those that open the thinking.
+                more_prompt = told["prompt_tokens"] - want["prompt_tokens"]
+                assert more_prompt == 0 if more else 0 <= more_prompt <= 8, (budget, after)
+                assert told["total_tokens"] == told["prompt_tokens"] + told["completion_tokens"]
+
+
+def asking(one: Gateway, chat: Chat) -> Callable[..., Answer]:
+    def ask(question: str, fault: str, **changes: Any) -> Answer:
+        asked = asking_usage(model="served", messages=[{"role": "user", "content": question}]) | changes
         stream = chat(one, asked, [("X-Simulate-Fault", fault)] if fault else [])
         return Answer.of(stream.read_rest().body)
 

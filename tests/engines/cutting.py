@@ -23,6 +23,7 @@ AT_ONCE = 4
 RECORDINGS = 8
 # Every so-manieth cut is made in an answer that is being written, the others in one that was recorded.
 LIVE = 7
+TEXTS = ("reasoning", "reasoning_content", "content")
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Stage:
     ids: dict[int, list[int]] = field(default_factory=dict)
     between: str = ""
     closing: int = -1
-    _after_each: dict[int, set[str]] = field(default_factory=dict)
+    _after_each: dict[int, list[str]] = field(default_factory=dict)
 
     def ask(self, dialogue: int, headers: Mapping[str, str] | None = None, **more: Any) -> Answer:
         return ask(self.gateway.port, chat(dialogue, **more), dict(headers or {}))
@@ -73,16 +74,22 @@ class Stage:
 
     def ends_inside_a_token(self, cut: Cut) -> bool:
         """Whether the engine had shown a part of its newest token only: a parser may wait with white space."""
-        shown = cut.first.reasoning + (self.between + cut.first.content if cut.first.content else "")
-        return shown not in self._texts(cut.dialogue)
+        return self.tokens_shown(cut) is None
 
-    def _texts(self, dialogue: int) -> set[str]:
+    def tokens_shown(self, cut: Cut) -> int | None:
+        """How many of the ids make up the text that was shown; None if that ends inside one of them."""
+        shown = cut.first.reasoning + (self.between + cut.first.content if cut.first.content else "")
+        texts = self._texts(cut.dialogue)
+        return texts.index(shown) + 1 if shown in texts else None
+
+    def _texts(self, dialogue: int) -> list[str]:
         """What had been generated after each of the ids."""
         if dialogue not in self._after_each:
             ids = self.ids[dialogue]
             asked = ({"model": MODEL, "tokens": ids[:size]} for size in range(1, len(ids)))
-            told = {post(self.first.url, "/detokenize", each)["prompt"] for each in asked}
-            self._after_each[dialogue] = told
+            self._after_each[dialogue] = [
+                post(self.first.url, "/detokenize", each)["prompt"] for each in asked
+            ]
         return self._after_each[dialogue]
 
 
@@ -219,6 +226,16 @@ class Cut:
     def wrong_counts(self) -> list[str]:
         """The same of what is paid for: tokens in and out."""
         return [text for text in self.wrong_usage() if not text.startswith("completion_tokens_details")]
+
+    def text_events(self) -> int:
+        """How many events with text the client had of leg 1."""
+        deltas = [choice["delta"] for choice in self.first.choices]
+        return sum(any(delta.get(name) for name in TEXTS) for delta in deltas)
+
+    def spent(self) -> int:
+        """What leg 1 has cost of the budget, by what leg 2 was left of it."""
+        asked, *_ = [each for each in self.second if b"continue_final_message" in each.body]
+        return int(chat(self.dialogue)["max_tokens"]) - int(json.loads(asked.body)["max_tokens"])
 
     def failed_whole(self) -> bool:
         """Whether a failure was told as one: a single error, last of all, and no [DONE]."""

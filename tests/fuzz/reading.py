@@ -66,6 +66,7 @@ class Said:
     content: list[str] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     usages: int = 0  # events of nothing else, after the finish
+    counted: bool = False  # usage behind the finish, or with it, in a chunk that has choices
     roles: int = 0
     finish: str | None = None
     failure: str | None = None
@@ -89,7 +90,7 @@ def words(text: str) -> list[int]:
 def said(stream: bytes, limit: int, *, ended: bool, to_the_finish: bool = False) -> Said:
     """ended: the stream is over, so that a last event without its blank line counts if it can be read.
 
-    to_the_finish: what comes after a finish_reason is not read.
+    to_the_finish: what comes after a finish_reason is not read, nor what comes after an event that is too large.
     """
     told = Said()
     for block in blocks(stream):
@@ -98,6 +99,8 @@ def said(stream: bytes, limit: int, *, ended: bool, to_the_finish: bool = False)
             break
         if block.size > limit:
             told.lost = True
+            if to_the_finish:
+                break
             finishes = (found.decode("latin-1") for found in FINISH.findall(block.raw))
             told.finish = told.finish or next((one for one in finishes if one not in (*FAILED, "null")), None)
             continue
@@ -134,8 +137,11 @@ def _take(told: Said, block: Block) -> None:
         return
     for one in chosen:
         _choice(told, one)
-    if told.finish and isinstance(value.get("usage"), dict) and not value.get("choices"):
-        told.usages += 1
+    if told.finish and value.get("usage") and isinstance(value["usage"], dict):
+        if value.get("choices"):
+            told.counted = True
+        else:
+            told.usages += 1
 
 
 def _choice(told: Said, choice: dict[str, Any]) -> None:

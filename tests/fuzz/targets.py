@@ -135,8 +135,16 @@ def chunks(data: bytes) -> None:
     assert copy.partial == leg.partial
     assert len(leg.partial.reasoning) + len(leg.partial.content) <= 100
     before = delivered(
-        leg.last_usage, leg.usage_current, leg.partial.reasoning, leg.partial.content, Estimator()
+        leg.last_usage,
+        leg.usage_current,
+        leg.partial.reasoning,
+        leg.partial.content,
+        Estimator(),
+        least=leg.least_tokens,
+        reasoning_events=leg.reasoning_events,
+        others=leg.others,
     )
+    assert before.reasoning <= before.completion
     usage = joined_usage(before, usage_of(value), 7, leg.has_reasoning, leg.last_usage)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     for asked in (False, True):
@@ -212,8 +220,8 @@ class _Streamed:
                 case Send(data):
                     assert data
                     self.sent += data
-                case OpenLeg(body):
-                    json.loads(body)
+                case OpenLeg():
+                    json.loads(action.body)
                     self.asked += 1
                 case OpenTokens():
                     self.asked += 1

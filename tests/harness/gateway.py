@@ -1,6 +1,6 @@
 """The gateway as a process, with its log, its audit rows and its open files.
 
-It runs under daphne, or under `manage.py serve` where a test says so, or where GATEWAY_SERVER=serve does for all.
+It runs under daphne, or under another server where a test says so, or where GATEWAY_SERVER=serve does for all.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 START_PATIENCE = 60.0  # two cores may be shared by many
 SERVER = os.environ.get("GATEWAY_SERVER", "daphne")
 COMMANDS = {
-    "daphne": ["-m", "daphne", "gatewaysite.asgi:application"],
-    "serve": ["manage.py", "serve"],
+    "daphne": ["-m", "daphne", "gatewaysite.asgi:application", "-b", "127.0.0.1", "-p"],
+    "serve": ["manage.py", "serve", "-b", "127.0.0.1", "-p"],
+    "uvicorn-h11": ["-m", "uvicorn", "gatewaysite.asgi:application", "--http", "h11", "--port"],
+    "uvicorn-httptools": ["-m", "uvicorn", "gatewaysite.asgi:application", "--http", "httptools", "--port"],
 }
 # Set to nothing, so that neither a developer's shell nor a .env file decides a test.
 SETTINGS = (
@@ -41,6 +43,9 @@ SETTINGS = (
     "BUFFER_TOOL_CALLS",
     "BUFFER_TOOL_CALLS_MAX_BYTES",
     "CJK_CHARS_PER_TOKEN",
+    "CLIENT_BODY_BYTES_PER_SECOND",
+    "CLIENT_BODY_TIMEOUT_SECONDS",
+    "CLIENT_HEAD_TIMEOUT_SECONDS",
     "CLIENT_STALL_TIMEOUT_SECONDS",
     "CONNECT_TIMEOUT_SECONDS",
     "CONTINUATION_API_KEY",
@@ -54,6 +59,7 @@ SETTINGS = (
     "DATABASE_URL",
     "DEBUG",
     "DOWNSTREAM_CONNECTION_LIMIT",
+    "DOWNSTREAM_KEEPALIVE_SECONDS",
     "DOWNSTREAM_URL",
     "GATEWAY_ROLE",
     "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS",
@@ -201,22 +207,30 @@ class Gateway:
         template: Path | Database,
         directory: Path,
         server: str = SERVER,
+        ulimit: str = "",
     ) -> None:
-        """template: is copied; a path names a SQLite file."""
+        """template: is copied; a path names a SQLite file. ulimit: options of the shell's own `ulimit`, such as
+        "-n 200", for this gateway alone."""
         self.settings = dict(settings)
-        self._server = server
+        self._command = [sys.executable, *COMMANDS[server]]
+        if ulimit:
+            self._command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *self._command]
         self._log_file = directory / "gateway.log"
         self._seen = 0
         self._database = _copied(template, directory)
         for _attempt in range(3):  # the port may be taken between its choice and its use
-            if self._start():
+            if self._start(free_port()):
                 return
         raise AssertionError(f"the gateway does not start:\n{self.log}")
 
-    def _start(self) -> bool:
-        self.port = free_port()
+    def start_again(self) -> None:
+        """On the same port, once it has ended."""
+        assert self._start(self.port), f"the gateway does not start again:\n{self.log}"
+
+    def _start(self, port: int) -> bool:
+        self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, *COMMANDS[self._server], "-b", "127.0.0.1", "-p", str(self.port)]
+        command = [*self._command, str(self.port)]
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -33,10 +33,7 @@ URL_NAME = "TEST_DATABASE_URL"
 ON_POSTGRESQL = (
     "strategies",
     "continuation/test_admin.py",
-    "continuation/test_audit.py",
-    "continuation/test_audit_postgresql.py",
     "continuation/test_health.py",
-    "continuation/test_migrate.py",
     "continuation/test_prune_events.py",
     "e2e/test_rescue.py",
     "e2e/test_roles.py",

@@ -35,7 +35,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         # Not before the settings are known to be right.
-        from gatewaysite.serving import Limits, Listener, Server
+        from gatewaysite.listening import Listener
+        from gatewaysite.pace import Slowest
+        from gatewaysite.serving import Limits, Server
 
         address = _address(options)
         try:
@@ -46,6 +48,11 @@ class Command(BaseCommand):
             body=int(settings.MAX_REQUEST_BODY_MB * MB),
             patience=settings.GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS,
             stall=settings.CLIENT_STALL_TIMEOUT_SECONDS,
+            slowest=Slowest(
+                head=settings.CLIENT_HEAD_TIMEOUT_SECONDS,
+                window=settings.CLIENT_BODY_TIMEOUT_SECONDS,
+                rate=settings.CLIENT_BODY_BYTES_PER_SECOND,
+            ),
         )
         try:
             server = Server(_application(), listener, limits, _access_log(options["access_log"]))
@@ -78,9 +85,9 @@ def _application() -> Any:
 def _access_log(name: str | None) -> Any:
     if name is None:
         return None
-    from daphne.access import AccessLogGenerator  # type: ignore[import-untyped]
+    from gatewaysite.access import AccessLog
 
     try:
-        return AccessLogGenerator(sys.stdout if name == "-" else open(name, "a", buffering=1))
+        return AccessLog(sys.stdout if name == "-" else open(name, "a", buffering=1))
     except OSError as trouble:
         raise CommandError(f"cannot write {name}: {trouble.strerror}") from trouble

@@ -103,7 +103,8 @@ def test_with_chat_continue_as_many_cuts_as_can_be_are_continued_identically(
 ) -> None:
     with stage(pair, template, tmp_path, "vllm", "qwen3.6", RECOMMENDED) as built_in:
         built_in.record(SPOKEN)
-        built_in.inside = carried.inside
+        built_in.inside, built_in.ids = carried.inside, carried.ids
+        built_in.between, built_in.closing = carried.between, carried.closing
         cuts = every_cut(built_in, SPOKEN)
         report.cuts(TITLE, "chat-continue", cuts)
         _failed_before_any_text(cuts)
@@ -112,6 +113,25 @@ def test_with_chat_continue_as_many_cuts_as_can_be_are_continued_identically(
         assert [(cut.label, cut.faults()) for cut in cuts if cut.verdict != "failed" and cut.faults()] == []
         assert [(cut.label, cut.difference()) for cut in cuts if cut.verdict in ("space", "moved")] == []
         assert _less_exact_than(LEAST, cuts) == {}
+        _counted_by_events(built_in, cuts)
+
+
+def _counted_by_events(set_: Stage, cuts: list[Cut]) -> None:
+    """Where each event of leg 1 was a token the budget is never overrun, and what the answer has cost is told exactly.
+
+    The prompt of leg 2 is not the first one with the partial behind it: this template writes an open thinking twice.
+    A reasoning at its end is sent closed, so that no leg has written the closing token.
+    """
+    open_ = [cut for cut in _with_text(cuts) if cut.kind != "R at its end"]
+    counted = [cut for cut in open_ if set_.tokens_shown(cut) == cut.text_events()]
+    assert len(counted) > 50
+    assert [(cut.label, cut.spent()) for cut in counted if cut.spent() < cut.text_events()] == []
+    wrong = [
+        (cut.label, [text for text in cut.wrong_counts() if text.startswith("completion_tokens")])
+        for cut in counted
+        if cut.verdict == "identical" and cut.spent() == cut.text_events()
+    ]
+    assert [each for each in wrong if each[1]] == []
 
 
 def _with_text(cuts: list[Cut]) -> list[Cut]:
