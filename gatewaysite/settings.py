@@ -146,7 +146,7 @@ _env.stop_if_wrong()
 
 INSTALLED_APPS = [
     "daphne",
-    "django.contrib.admin",
+    "gatewaysite.admin.GatewayAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -162,6 +162,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "gatewaysite.middleware.SiteSecurityMiddleware",
     "gatewaysite.middleware.SiteCSPMiddleware",
+    "gatewaysite.middleware.SiteTextMiddleware",
     "gatewaysite.middleware.SiteSessionMiddleware",
     "gatewaysite.middleware.SiteCommonMiddleware",
     "gatewaysite.middleware.SiteAuthenticationMiddleware",
