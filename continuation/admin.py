@@ -170,7 +170,12 @@ class ContinuationEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _readable(value: Any) -> str:
-    return _verbatim(json.dumps(value, indent=2, ensure_ascii=False)) if value else "-"
+    return _verbatim(_json(value, indent=2)) if value else "-"
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """Keys are sorted: PostgreSQL does not keep the order in which they were written."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, sort_keys=True)
 
 
 def _verbatim(text: str) -> str:
@@ -218,7 +223,7 @@ def _cell(value: Any) -> Any:
         case str():
             return f"'{value}" if value.startswith(FORMULA) else value
         case dict() | list():
-            return json.dumps(value, ensure_ascii=False)
+            return _json(value)
         case datetime():
             return value.isoformat()
         case _:

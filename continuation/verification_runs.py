@@ -105,27 +105,30 @@ async def _next(found: Any) -> Progress | Report | None:
 
 
 def _note(run: VerificationRun, step: Progress) -> None:
-    run.done, run.total, run.doing, run.heard = step.done, step.total, step.says, timezone.now()
+    run.done, run.total, run.heard = step.done, step.total, timezone.now()
+    run.doing = _storable(step.says)[:200]
     run.save(update_fields=["done", "total", "doing", "heard"])
 
 
 def fail(run: VerificationRun, trouble: str) -> None:
-    run.trouble, run.finished = trouble, timezone.now()
+    run.trouble, run.finished = _storable(trouble), timezone.now()
     run.save(update_fields=["trouble", "finished"])
 
 
 def keep(run: VerificationRun, report: Report) -> None:
     best = report.recommendation.best
-    run.engine, run.engine_version = str(report.known.engine), report.known.version[:100]
-    run.model = report.known.model[:200]
-    run.probes = [{"name": p.name, "value": p.value, "says": p.says} for p in report.probes]
+    run.engine, run.engine_version = str(report.known.engine), _storable(report.known.version)[:100]
+    run.model = _storable(report.known.model)[:200]
+    run.probes = _storable_json([{"name": p.name, "value": p.value, "says": p.says} for p in report.probes])
     run.places = [[str(place), number] for place, number in report.cuts.items()]
-    run.variants = [_variant(one, one is best) for one in report.measured]
-    run.recommendation = {
-        "says": list(report.recommendation.says),
-        "changes": dict(report.recommendation.changes),
-        "variant": best.variant.name if best else "",
-    }
+    run.variants = _storable_json([_variant(one, one is best) for one in report.measured])
+    run.recommendation = _storable_json(
+        {
+            "says": list(report.recommendation.says),
+            "changes": dict(report.recommendation.changes),
+            "variant": best.variant.name if best else "",
+        }
+    )
     run.done = run.total or run.done
     run.finished = run.heard = timezone.now()
     with transaction.atomic(using=router.db_for_write(VerificationRun)):
@@ -155,7 +158,7 @@ def _results(run: VerificationRun, one: Measured) -> Iterator[VerificationResult
     for place, tally in one.tallies.items():
         yield VerificationResult(
             run=run,
-            variant=one.variant.name[:500],
+            variant=_storable(one.variant.name)[:500],
             route=one.variant.route,
             place=str(place),
             **{**asdict(tally), "first_difference": _storable(tally.first_difference)},
@@ -163,7 +166,20 @@ def _results(run: VerificationRun, one: Measured) -> Iterator[VerificationResult
 
 
 def _storable(text: str) -> str:
+    """Without lone surrogates and NUL: an engine may say anything, and PostgreSQL refuses a row for it."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _storable_json(value: Any) -> Any:
+    match value:
+        case str():
+            return _storable(value)
+        case dict():
+            return {_storable(str(key)): _storable_json(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_storable_json(item) for item in value]
+        case _:
+            return value
 
 
 def _prune(strategy: Strategy) -> None:
