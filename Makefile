@@ -33,11 +33,13 @@ constraints: $(STAMP)  ## write constraints.txt anew: the versions in .venv of w
 demo: $(STAMP)  ## watch broken answers being continued (ONCE=1 ends by itself, with status 0 or 1)
 	@$(BIN)/python manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
-test: $(STAMP)  ## run the tests (ARGS=... for pytest; JOBS=1 for one at a time)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: $(STAMP)  ## run the tests: on PostgreSQL those that depend on the database, then all on SQLite (ARGS=... for pytest; JOBS=1 for one at a time)
+	@on_postgres=0; $(BIN)/python -m tests.postgresql -n $(JOBS) --dist loadfile $(ARGS) || on_postgres=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS) || exit; \
+	[ $$on_postgres = 0 ] || { echo "make: tests failed on PostgreSQL: see above, before those on SQLite" >&2; exit $$on_postgres; }
 
-test-postgres: $(STAMP)  ## run the tests that depend on the database on PostgreSQL (DATABASE_URL=postgres://... for a server of yours)
-	@$(BIN)/python -m tests.harness.postgres -n $(JOBS) --dist loadfile $(ARGS)
+test-postgres: $(STAMP)  ## run on PostgreSQL alone (DATABASE_URL=postgres://... for a server of yours)
+	@$(BIN)/python -m tests.postgresql -n $(JOBS) --dist loadfile $(ARGS)
 
 test-engines: $(STAMP)  ## run the tests against real engines, which are installed in .engines first (ENGINES_DIR=...)
 	@$(BIN)/python engines/prepare.py

@@ -1,47 +1,56 @@
 """For all tests: how long an example takes depends on how busy the machine is, and proves nothing. And what tests
 over sockets have in common, be their client this suite's own or a package."""
 
-import os
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings as site
+from django.db import connections
 from hypothesis import settings
 
 from strategies.models import Strategy, StrategyRevision
 from tests.harness.gateway import TROUBLE, Gateway
-from tests.harness.postgres import is_chosen, run_sql, url_in_use
+from tests.harness.postgres import run_sql, server_in_use
 from tests.harness.upstream import Refusing, Unanswering, Upstream
+from tests.postgresql import is_chosen
 
 settings.register_profile("gateway", deadline=None)
 settings.load_profile("gateway")
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """On PostgreSQL only what depends on the database is run again."""
-    if url_in_use() and not is_chosen(collection_path, Path(__file__).parent):
-        return True
-    return None
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On PostgreSQL only what depends on the database is run; on SQLite all but what is about PostgreSQL alone."""
+
+    def is_run(item: pytest.Item) -> bool:
+        return is_chosen(item.path) if server_in_use() else item.get_closest_marker("postgresql") is None
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_run(item)])
+    items[:] = [item for item in items if is_run(item)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Which database it was, so that nobody takes one for the other."""
-    if server := url_in_use():
+    if server := server_in_use():
         (row,) = run_sql(server, "SHOW server_version")
-        used = f"PostgreSQL {row['server_version']}"
-    else:
-        used = f"SQLite {sqlite3.sqlite_version}"
-        if os.environ.get("DATABASE_URL"):
-            used += "; DATABASE_URL is for the run on PostgreSQL"
-    terminalreporter.write_line(f"database: {used}")
+        terminalreporter.write_line(f"database: PostgreSQL {row['server_version']}")
+        return
+    terminalreporter.write_line(f"database: SQLite {sqlite3.sqlite_version}")
+    if site.DATABASE_URL_GIVEN:
+        terminalreporter.write_line("DATABASE_URL is not for this run: see Development in the README")
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any, written: list[Any]) -> None:
+def django_db_setup(django_db_setup: None, django_db_blocker: Any, written: list[Any]) -> Iterator[None]:
     with django_db_blocker.unblock():
         written += [*Strategy.objects.all(), *StrategyRevision.objects.all()]
+    yield
+    # Those of the thread that asynchronous tests ask the database in: a database that is in use cannot be dropped.
+    with django_db_blocker.unblock():
+        asyncio.run(sync_to_async(connections.close_all)())
 
 
 @pytest.fixture(scope="session")

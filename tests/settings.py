@@ -1,10 +1,14 @@
 """Settings for the tests: the site's own, with nothing of the developer's environment in them."""
 
+import atexit
 import os
+import shutil
 import tempfile
-from pathlib import Path
 
-from tests.harness.postgres import url_in_use
+from tests.harness.postgres import SERVER_VARIABLE, TEMPLATE_VARIABLE
+
+# What decides the database is tests/postgresql.py; the run on SQLite says that this had no effect.
+DATABASE_URL_GIVEN = bool(os.environ.get("DATABASE_URL"))
 
 os.environ["DOWNSTREAM_URL"] = "http://127.0.0.1:9"
 os.environ["SECRET_KEY"] = "tests-only"
@@ -15,20 +19,20 @@ for _name in (
     "DATABASE_URL",
     "GATEWAY_ROLE",
 ):
-    os.environ.pop(_name, None)
-    os.environ.pop(f"{_name}_FILE", None)
-
-# A developer's own DATABASE_URL is taken away above: only the run on PostgreSQL has one, which it names itself.
-if _server := url_in_use():
-    os.environ["DATABASE_URL"] = _server
+    # Nothing, rather than not there: a .env file would fill that.
+    os.environ[_name] = os.environ[f"{_name}_FILE"] = ""
+os.environ["DATABASE_URL"] = os.environ.get(SERVER_VARIABLE, "")
 
 from gatewaysite.settings import *  # noqa: E402, F403
 from gatewaysite.settings import DATABASES  # noqa: E402
 
-if _server:
-    DATABASES["default"]["TEST"] = {"NAME": f"test_gateway_{os.getppid()}"}
+if _template := os.environ.get(TEMPLATE_VARIABLE):
+    DATABASES["default"]["TEST"] = {"NAME": f"{_template}_django", "TEMPLATE": _template}
 else:
     # Threads share it: an in-memory SQLite would lock whole tables.
-    DATABASES["default"]["TEST"] = {
-        "NAME": str(Path(tempfile.mkdtemp(prefix="gateway-tests-")) / "test.sqlite3")
-    }
+    _directory = tempfile.mkdtemp(prefix="gateway-tests-")
+    atexit.register(shutil.rmtree, _directory, ignore_errors=True)
+    DATABASES["default"]["TEST"] = {"NAME": f"{_directory}/test.sqlite3"}
+
+# The usual one takes half a second for each password, and many tests make a user.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -180,7 +180,7 @@ def test_the_page_of_an_event_shows_every_field_in_readable_form(page: Any) -> N
     row = event(
         "r-1",
         strategy_name="since-deleted",
-        usage_before={"prompt_tokens": 3, "text": "Grüße"},
+        usage_before={"text": "Grüße", "prompt_tokens": 3},
         partial_text="two\nlines",
     )
     text = page(f"{LIST}{row.pk}/change/")

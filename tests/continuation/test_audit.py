@@ -1,7 +1,6 @@
 """The audit writer against a real database: threads, batches, and what goes wrong with them."""
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from continuation import audit
 from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
 from continuation.models import ContinuationEvent
 from strategies.models import Strategy
-from tests.harness.gateway import migrated_database
+from tests.continuation.databases import OwnDatabase, own_database
+from tests.harness.gateway import Database, migrated_template
 
 TABLE = ContinuationEvent._meta.db_table
 LONG = 20.0  # seconds until a test is given up; none waits so long
@@ -29,27 +29,26 @@ def note(request_id: str = "r-1", **values: Any) -> StreamRecord:
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    return migrated_template(tmp_path_factory.mktemp("database"))
 
 
 @pytest.fixture(autouse=True)
-def database(template: Path, tmp_path: Path, django_db_blocker: Any) -> Iterator[Path]:
-    """A file of its own for each test, for all threads: one in memory behaves differently between threads."""
-    (tmp_path / "here").mkdir()
-    file = tmp_path / "here" / "audit.sqlite3"
-    shutil.copyfile(template, file)
+def database(template: Database, tmp_path: Path, django_db_blocker: Any) -> Iterator[OwnDatabase]:
+    """Of its own for each test, for all threads."""
+    own = own_database(template, tmp_path)
     usual, usual_settings = connections["default"], connections.settings["default"]
-    connections.settings["default"] = {**usual_settings, "NAME": str(file)}
+    connections.settings["default"] = {**usual_settings, "NAME": own.name}
     connections["default"] = connections.create_connection("default")
     with django_db_blocker.unblock():
-        yield file
+        yield own
     connection.close()
     connections["default"], connections.settings["default"] = usual, usual_settings
+    own.drop()
 
 
 @pytest.fixture
-def writer(database: Path) -> Iterator[Callable[..., audit.Writer]]:
+def writer(database: OwnDatabase) -> Iterator[Callable[..., audit.Writer]]:
     """writer(**options): one that is quick, and ended with the test."""
     started: list[audit.Writer] = []
 
@@ -79,26 +78,20 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def database_away(database: Path) -> Callable[[], None]:
+def database_away(database: OwnDatabase) -> Callable[[], None]:
     """The database cannot be opened until the function is called."""
     connection.close()
-    elsewhere = database.parent.rename(database.parent.with_name("elsewhere"))
-
-    def come_back() -> None:
-        elsewhere.rename(database.parent)
-
-    return come_back
+    database.take_away()
+    return database.bring_back
 
 
 @pytest.fixture
-def refusing_row() -> Callable[[str], None]:
-    """refusing_row(expression): what the database evaluates when a row of request `bad` comes."""
+def refusing_row(database: OwnDatabase) -> Callable[..., None]:
+    """refusing_row(as_if_away=False): from now on the database refuses the rows of requests `bad...`."""
 
-    def create(expression: str) -> None:
-        execute(
-            f"CREATE TRIGGER refuse BEFORE INSERT ON {TABLE} WHEN NEW.request_id LIKE 'bad%' "
-            f"BEGIN SELECT {expression}; END"
-        )
+    def create(*, as_if_away: bool = False) -> None:
+        for statement in database.refuse(TABLE, as_if_away):
+            execute(statement)
 
     return create
 
@@ -430,10 +423,10 @@ def test_deleting_a_strategy_keeps_its_events(writer: Callable[..., audit.Writer
 
 def test_a_row_that_the_database_refuses_does_not_take_its_batch_with_it(
     writer: Callable[..., audit.Writer],
-    refusing_row: Callable[[str], None],
+    refusing_row: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    refusing_row("RAISE(ABORT, 'not this one')")
+    refusing_row()
     one = writer(gather=LONG)
     for name in ("r-1", "bad", "r-2"):
         one.record(note(name))
@@ -445,11 +438,11 @@ def test_a_row_that_the_database_refuses_does_not_take_its_batch_with_it(
 
 def test_a_row_that_only_looks_like_a_dead_database_is_given_up_after_some_tries(
     writer: Callable[..., audit.Writer],
-    refusing_row: Callable[[str], None],
+    refusing_row: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(audit, "LAST_RETRY_SECONDS", 0.02)
-    refusing_row("json_extract('{', '$')")  # an OperationalError, as from a database that is away
+    refusing_row(as_if_away=True)
     one = writer(gather=LONG)
     for name in ("bad-1", "bad-2", "bad-3", "bad-4", "r-1"):
         one.record(note(name))
@@ -467,6 +460,7 @@ def test_a_row_that_only_looks_like_a_dead_database_is_given_up_after_some_tries
 
 def test_rows_wait_for_a_database_that_is_away(
     writer: Callable[..., audit.Writer],
+    database: OwnDatabase,
     database_away: Callable[[], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -481,10 +475,10 @@ def test_rows_wait_for_a_database_that_is_away(
     assert one.flush(LONG)
     assert sorted(request_ids()) == ["r-0", "r-1", "r-2", "r-3"]
     until(lambda: len(caplog.messages) == 2)
-    assert caplog.messages == [
-        "the audit cannot be written now, trying again: OperationalError: unable to open database file",
-        "the audit is written again",
-    ]
+    away, again = caplog.messages
+    assert away.startswith("the audit cannot be written now, trying again: OperationalError: ")
+    assert database.when_away in away
+    assert again == "the audit is written again"
 
 
 def test_while_the_database_is_away_the_queue_stays_bounded(
@@ -580,14 +574,17 @@ def test_the_thread_prunes_what_is_older_than_the_retention(
 
 
 def test_a_prune_that_fails_is_logged_and_tried_again_later(
-    writer: Callable[..., audit.Writer], database_away: Callable[[], None], caplog: pytest.LogCaptureFixture
+    writer: Callable[..., audit.Writer],
+    database: OwnDatabase,
+    database_away: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     one = writer(prune_first=0.0)
     one._prune()
     database_away()
-    assert caplog.messages == [
-        "old audit rows cannot be pruned: OperationalError: unable to open database file"
-    ]
+    (away,) = caplog.messages
+    assert away.startswith("old audit rows cannot be pruned: OperationalError: ")
+    assert database.when_away in away
     assert one._prune_at > time.monotonic() + audit.PRUNE_SECONDS / 2
 
 

@@ -10,6 +10,8 @@ from django.core.management import CommandError, call_command
 
 from continuation import verification_runs
 from continuation.simulator import Config, Simulator
+from continuation.variants import Knowledge, Probe, Recommendation
+from continuation.verification import Order, Progress, Report, Trouble
 from strategies import verification
 from strategies.models import Strategy, VerificationRun
 from tests.e2e.test_simulated import running
@@ -160,3 +162,41 @@ def test_old_runs_of_a_strategy_are_dropped(
     command("generic", "--base-url", generic.url, "--prompts", prompts, "--cuts", 1)
     assert row.verifications.count() == 2
     assert row.verifications.first().state == "finished"  # type: ignore[union-attr]
+
+
+STRANGE = "a\0b \ud800 " + "x" * 600
+
+
+@pytest.fixture
+def row() -> Strategy:
+    return Strategy.objects.get(name="generic")
+
+
+def test_what_no_column_holds_of_an_engines_words_costs_no_run(row: Strategy) -> None:
+    report = Report(
+        known=Knowledge(version=STRANGE, model=STRANGE),
+        probes=(Probe(STRANGE, {STRANGE: [STRANGE, 1, None]}, STRANGE),),
+        measured=(),
+        recommendation=Recommendation(None, {"open_token": STRANGE}, (STRANGE,)),
+        cuts={},
+    )
+    run = verification_runs.begin(row, Order(row.compile(), "http://engine:8000"))
+    verification_runs._note(run, Progress(1, 2, STRANGE))
+    verification_runs.keep(run, report)
+    run.refresh_from_db()
+    assert (run.state, run.doing[:4], run.model[:4]) == ("finished", "a\ufffdb ", "a\ufffdb ")
+    assert run.recommendation["changes"]["open_token"].startswith("a\ufffdb ?")
+
+
+def test_what_no_column_holds_of_an_engines_trouble_is_in_the_run_that_failed(
+    row: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(order: Order) -> Iterator[Progress]:
+        yield Progress(0, 0, "asking the engine")
+        raise Trouble(STRANGE)
+
+    monkeypatch.setattr(verification_runs, "steps", refuse)
+    run = verification_runs.begin(row, Order(row.compile(), "http://engine:8000"))
+    verification_runs.run_in_background(run.pk)
+    run.refresh_from_db()
+    assert (run.state, run.trouble[:4]) == ("failed", "a\ufffdb ")

@@ -28,7 +28,7 @@ from continuation.drill.wire import Address, Connection
 from continuation.simulator import Config
 from tests.e2e.test_simulated import running
 from tests.harness.gateway import ROOT, Gateway, free_port, migrated_database
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import RedisServer
 
 DRILL = [sys.executable, "manage.py", "drill"]
 PATIENCE = 300.0  # seconds; two cores may be shared by many
@@ -100,7 +100,6 @@ def test_a_drill_of_another_manner_with_chosen_faults_shows_a_table() -> None:
     assert "seed 5: 0 wrong" in done.stdout
 
 
-@pytest.mark.skipif(bool(is_missing()), reason=is_missing() or "-")
 def test_clients_come_back_to_a_log_in_redis(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     try:

@@ -38,7 +38,6 @@ from tests.e2e.resuming import (
 )
 from tests.harness.client import Answer, Stream, one_failed_ending, one_whole_answer
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
-from tests.harness.redis import is_missing
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Step, Upstream
 
@@ -65,8 +64,6 @@ def store(request: pytest.FixtureRequest) -> dict[str, str]:
     """Settings."""
     if request.param == "memory":
         return {}
-    if reason := is_missing():
-        pytest.skip(reason)
     return {"REDIS_URL": request.getfixturevalue("redis").url}
 
 

@@ -25,11 +25,9 @@ from tests.e2e.resuming import (
 )
 from tests.harness.client import Stream, one_whole_answer
 from tests.harness.gateway import Gateway, free_port
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import RedisServer
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Pause, Reply, Request, Send, Step, Upstream
-
-pytestmark = pytest.mark.skipif(bool(is_missing()), reason=is_missing() or "-")
 
 EVENTS = 100
 PACE = 0.02  # seconds between two events of downstream

@@ -28,13 +28,12 @@ from tests.e2e.resuming import (
 )
 from tests.harness.client import Answer, Stream, one_failed_ending, one_whole_answer
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import RedisServer
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Gate, HoldOpen, Pause, Reply, Request, Upstream
 
 PATIENCE = 60.0
 LEASE = 5.0  # seconds after which a process that says nothing counts as dead
-needs_redis = pytest.mark.skipif(bool(is_missing()), reason=is_missing() or "-")
 Start = Callable[..., Gateway]
 LEG2 = [*started(VLLM_LEG2, [], [" the rest"]), *ended(VLLM_LEG2)]
 
@@ -159,7 +158,6 @@ def test_a_stream_that_outlasts_the_wait_gets_the_failed_ending(
 # -- with Redis ------------------------------------------------------------------------------------
 
 
-@needs_redis
 def test_another_process_goes_on_at_once_with_what_outlasts_the_wait(
     start: Start, other: Gateway, redis: RedisServer, upstream: Upstream
 ) -> None:
@@ -203,7 +201,6 @@ def test_another_process_goes_on_at_once_with_what_outlasts_the_wait(
     assert there.body == b"".join(blocks(rest(other, tickets[names[3]]).body)[1:])
 
 
-@needs_redis
 def test_what_nobody_comes_back_to_after_a_stop_goes_out_of_redis(
     start: Start, redis: RedisServer, upstream: Upstream
 ) -> None:
@@ -221,7 +218,6 @@ def test_what_nobody_comes_back_to_after_a_stop_goes_out_of_redis(
     assert len(upstream.requests) == 1
 
 
-@needs_redis
 def test_with_a_redis_that_hangs_a_stop_ends_what_it_would_have_handed_over(
     start: Start, redis: RedisServer, upstream: Upstream
 ) -> None:
@@ -236,7 +232,6 @@ def test_with_a_redis_that_hangs_a_stop_ends_what_it_would_have_handed_over(
         assert one.wait(PATIENCE) == 0
 
 
-@needs_redis
 def test_daphne_that_is_stopped_loses_no_stream_either(
     start: Start, other: Gateway, redis: RedisServer, upstream: Upstream
 ) -> None:
@@ -254,7 +249,6 @@ def test_daphne_that_is_stopped_loses_no_stream_either(
     assert about(other, ticket).json()["state"] == "finished"
 
 
-@needs_redis
 def test_restarts_one_after_the_other_lose_no_stream(
     start: Start, redis: RedisServer, upstream: Upstream
 ) -> None:

@@ -42,11 +42,9 @@ from tests.e2e.test_token_route import (
 )
 from tests.harness.client import Answer, Stream, call
 from tests.harness.gateway import TROUBLE, Gateway, migrated_database
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import RedisServer
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, HoldOpen, Reply, Request, Step, Upstream
-
-pytestmark = pytest.mark.skipif(bool(is_missing()), reason=is_missing() or "-")
 
 PATIENCE = 60.0
 STREAMS = 50

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.client import call
-from tests.harness.postgres import PostgresDatabase, url_in_use
+from tests.harness.postgres import PostgresDatabase, server_in_use
 from tests.harness.upstream import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +115,10 @@ class SqliteDatabase:
     def copy(self, directory: Path) -> SqliteDatabase:
         return SqliteDatabase(Path(shutil.copyfile(self.path, directory / "gateway.sqlite3")))
 
+    def drop(self) -> None:
+        for file in self.path.parent.glob(f"{self.path.name}*"):  # and what lies beside it
+            file.unlink()
+
     def rows(self, table: str, request_id: str) -> list[dict[str, Any]]:
         connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=5)
         try:
@@ -149,22 +153,28 @@ def _is_setting(name: str) -> bool:
     return name.removesuffix("_FILE") in SETTINGS or name.startswith(("DJANGO_", "PYTEST_"))
 
 
+def empty_database(directory: Path) -> Database:
+    """Without tables, of the kind that this run of the tests is on."""
+    if server_in_use():
+        return PostgresDatabase.template().empty()
+    return SqliteDatabase(directory / "empty.sqlite3")
+
+
 def migrated_template(directory: Path) -> Database:
     """A database with every migration applied, to be copied: of the kind that this run of the tests is on."""
-    if server := url_in_use():
-        database = PostgresDatabase.new(server)
-        _migrate(database)
-        return database
+    if server_in_use():
+        return PostgresDatabase.template()
     return SqliteDatabase(migrated_database(directory / "template.sqlite3"))
 
 
 def migrated_database(path: Path) -> Path:
     """A SQLite file with every migration applied, to be copied."""
-    _migrate(SqliteDatabase(path))
+    migrate(SqliteDatabase(path))
     return path
 
 
-def _migrate(database: Database) -> None:
+def migrate(database: Database) -> None:
+    """Apply every migration, in a process of its own."""
     command = [sys.executable, "manage.py", "migrate", "--no-input", "-v", "0"]
     env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, database)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=START_PATIENCE)
@@ -191,7 +201,8 @@ def free_port() -> int:
             return port
 
 
-def _copied(template: Path | Database, directory: Path) -> Database:
+def copied(template: Path | Database, directory: Path) -> Database:
+    """A path names a SQLite file; a copy of one lies in the directory."""
     if isinstance(template, PostgresDatabase):
         return template.copy()
     source = SqliteDatabase(template) if isinstance(template, Path) else template
@@ -208,16 +219,22 @@ class Gateway:
         directory: Path,
         server: str = SERVER,
         ulimit: str = "",
+        shared: bool = False,
     ) -> None:
-        """template: is copied; a path names a SQLite file. ulimit: options of the shell's own `ulimit`, such as
-        "-n 200", for this gateway alone."""
+        """template: is copied, or used itself where it is shared; a path names a SQLite file. ulimit: options of the
+        shell's own `ulimit`, such as "-n 200", for this gateway alone."""
         self.settings = dict(settings)
         self._command = [sys.executable, *COMMANDS[server]]
         if ulimit:
             self._command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *self._command]
         self._log_file = directory / "gateway.log"
         self._seen = 0
-        self._database = _copied(template, directory)
+        self._database: Database
+        if shared:
+            assert not isinstance(template, Path)
+            self._database = template
+        else:
+            self._database = copied(template, directory)
         for _attempt in range(3):  # the port may be taken between its choice and its use
             if self._start(free_port()):
                 return

@@ -1,5 +1,4 @@
-"""Stores to be tested, and a Redis for those that need one: skipped where redis-server is not installed, an error where
-CI=true says that it should be."""
+"""Stores to be tested, and a Redis for those that need one."""
 
 from __future__ import annotations
 
@@ -16,15 +15,13 @@ from continuation.resume.log import Limits, Store
 from continuation.resume.memory import MemoryStore
 from continuation.resume.redis import RedisStore
 from continuation.resume.sealing import Seal
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import RedisServer
 
 KEY = Fernet.generate_key().decode()
 
 
 @pytest.fixture(scope="session")
 def session_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if reason := is_missing():
-        pytest.skip(reason)
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.stop()
@@ -40,8 +37,6 @@ def redis_server(session_redis: RedisServer) -> RedisServer:
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """To be killed, paused and refused memory."""
-    if reason := is_missing():
-        pytest.skip(reason)
     server = RedisServer(tmp_path)
     yield server
     server.kill()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import ipaddress
 import logging
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,7 @@ from cryptography.x509.oid import NameOID
 from continuation.resume.log import Limits, State
 from continuation.resume.redis import RedisStore
 from continuation.resume.scripts import keys_of
-from tests.harness.gateway import free_port
-from tests.harness.redis import RedisServer, is_missing
+from tests.harness.redis import RedisServer
 from tests.resume.streams import BEGIN, begun, events, found, new_id, read_to_end, until
 
 Opened = Callable[..., RedisStore]
@@ -70,12 +71,10 @@ async def test_redis_behind_a_socket_in_the_file_system(opened: Opened, tmp_path
 
 
 async def test_redis_behind_tls_and_only_with_a_certificate_that_is_trusted(
-    opened: Opened, tmp_path: Path
+    opened: Opened, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     certificate, key = written_certificate(tmp_path)
-    port = free_port()
-    options = ["--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
-    with server(tmp_path, *options, "--tls-auth-clients", "no"):
+    async with behind_tls(redis_server.port, certificate, key) as port:
         await assert_works(opened, f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
         store = opened(f"rediss://127.0.0.1:{port}")
         assert await store.begin(new_id(), b"", BEGIN) is None
@@ -99,13 +98,35 @@ async def test_what_is_not_a_url_of_redis_is_refused(url: str) -> None:
 
 @contextlib.contextmanager
 def server(directory: Path, *options: str):  # type: ignore[no-untyped-def]
-    if reason := is_missing():
-        pytest.skip(reason)
     running = RedisServer(directory, *options)
     try:
         yield running
     finally:
         running.kill()
+
+
+@contextlib.asynccontextmanager
+async def behind_tls(port: int, certificate: Path, key: Path) -> AsyncIterator[int]:
+    """The port of what ends TLS before the one given: not every redis-server is built with TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(65536):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, to_redis), pass_on(from_redis, writer))
+
+    listening = await asyncio.start_server(connect, "127.0.0.1", 0, ssl=context)
+    try:
+        yield listening.sockets[0].getsockname()[1]
+    finally:
+        listening.close()
 
 
 def written_certificate(directory: Path) -> tuple[Path, Path]:
