@@ -57,7 +57,8 @@ class Exchange(WebRequest):  # type: ignore[misc]
 
     def _put_file_away(self, done: Any) -> Any:
         """The application has the body now; its file would stay open for as long as the answer lasts."""
-        self.content.close()
+        if self.content is not None:  # one that was broken off has none
+            self.content.close()
         return done
 
     def complete(self, scope: dict[str, Any]) -> None:
