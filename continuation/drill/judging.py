@@ -267,7 +267,8 @@ def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
     yield difference("end", "clean", heard.ended) + (f" {heard.trouble}" if heard.trouble else "")
     yield heard.misnumbered
     yield from _headers(flight, "guarded")
-    yield difference("Cache-Control", "no-cache", heard.fields.get("cache-control", ""))
+    cached = "no-store" if "x-resume-token" in heard.fields else "no-cache"
+    yield difference("Cache-Control", cached, heard.fields.get("cache-control", ""))
     told, raw = read(bytes(heard.raw)), bytes(heard.raw)
     yield from _form(told)
     kept = bytes(leg1.raw).removeprefix(BOM)

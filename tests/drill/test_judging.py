@@ -276,6 +276,16 @@ def test_headers_and_the_end_of_the_body_count() -> None:
     assert troubles(three) == "no end within 180 s"
 
 
+def test_an_answer_with_a_resume_token_is_for_no_cache() -> None:
+    one = rescued()
+    one.heard.fields["x-resume-token"] = "t"
+    assert troubles(one) == "Cache-Control: wanted 'no-store', got 'no-cache'"
+    one.heard.fields["cache-control"] = "no-store"
+    assert troubles(one) == ""
+    del one.heard.fields["x-resume-token"]
+    assert troubles(one) == "Cache-Control: wanted 'no-cache', got 'no-store'"
+
+
 def test_a_body_that_was_changed_is_wrong() -> None:
     one = rescued()
     one.sent = b'{"x": 1}'
