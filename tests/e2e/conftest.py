@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.resuming import close_all
 from tests.harness.client import Stream, request_id
-from tests.harness.gateway import SERVER, Gateway, migrated_template
+from tests.harness.gateway import SERVER, Database, Gateway, migrated_template
 from tests.harness.redis import RedisServer
 from tests.harness.upstream import Headers, Upstream
 
@@ -31,11 +31,16 @@ def session_second_upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """With every migration; each gateway copies it."""
+    return migrated_template(tmp_path_factory.mktemp("database"))
+
+
+@pytest.fixture(scope="session")
+def fleet(template: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Running gateways by their server and settings: starting one costs seconds."""
     running: OrderedDict[frozenset[tuple[str, str]], Gateway] = OrderedDict()
     statuses: list[int] = []
-    template = migrated_template(tmp_path_factory.mktemp("database"))
 
     def gateway(settings: dict[str, str], server: str) -> Gateway:
         key = frozenset({**settings, "server": server}.items())

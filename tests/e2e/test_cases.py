@@ -18,7 +18,7 @@ from tests.e2e.asking import body
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.e2e.faults import CUT, EOF, ERROR_EVENT, STALL, Fault
 from tests.harness.client import Answer, Stream, call, one_failed_ending, one_whole_answer
-from tests.harness.gateway import EVENT_TABLE, Gateway, migrated_database
+from tests.harness.gateway import EVENT_TABLE, Database, Gateway
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import (
     EVENT_STREAM,
@@ -310,7 +310,7 @@ def _settled_files(one: Gateway, most: int) -> list[str]:
 
 
 def test_a_silent_stream_does_not_hold_up_a_shutdown(
-    upstream: Upstream, tmp_path: Path, template: Path
+    upstream: Upstream, tmp_path: Path, template: Database
 ) -> None:
     settings = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model"}
     one = Gateway(settings, template, tmp_path)
@@ -330,11 +330,6 @@ def test_a_silent_stream_does_not_hold_up_a_shutdown(
         assert time.monotonic() - begun < 5.0
         for request in requests:
             request.connection.wait_closed_by_peer()
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
 
 
 # -- the audit ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.asking import body
 from tests.harness.client import Stream, call, one_whole_answer
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Database, Gateway
 from tests.harness.shapes import VLLM, ended, started
 from tests.harness.upstream import Gate, Pause, Reply, Upstream, json_reply
 
@@ -23,13 +23,8 @@ STREAMS = 300
 Starting = Callable[[str, str], Gateway]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
 @pytest.fixture
-def starting(upstream: Upstream, template: Path, tmp_path: Path) -> Iterator[Starting]:
+def starting(upstream: Upstream, template: Database, tmp_path: Path) -> Iterator[Starting]:
     """starting(server, ulimit)"""
     running: list[Gateway] = []
 

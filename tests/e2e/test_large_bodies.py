@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.client import Stream
-from tests.harness.gateway import ROOT, Gateway, migrated_database
+from tests.harness.gateway import ROOT, Database, Gateway
 from tests.harness.shapes import VLLM
 from tests.harness.upstream import Gate, Pause, Reply, Upstream
 
@@ -38,12 +37,9 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
-@pytest.fixture(scope="module")
-def serving(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Gateway]]:
+def serving(
+    template: Database, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Gateway]]:
     running: list[Gateway] = []
 
     def start(url: str) -> Gateway:

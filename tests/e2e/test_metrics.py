@@ -12,7 +12,7 @@ from tests.e2e.conftest import Chat, GatewayFor
 from tests.e2e.resuming import Ticket, ask, close_all, come_back, error_code, rest
 from tests.harness.client import Stream, call, one_whole_answer
 from tests.harness.figures import Figures, figures, key, moved
-from tests.harness.gateway import Gateway, migrated_database
+from tests.harness.gateway import Database, Gateway
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import (
     PATIENCE,
@@ -260,13 +260,8 @@ def test_with_a_token_it_is_for_those_who_send_it(gateway: GatewayFor) -> None:
 # -- two gateways that add up ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
 @pytest.fixture
-def sharing(template: Path, tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., Gateway]]:
+def sharing(template: Database, tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., Gateway]]:
     """Gateways with one PROMETHEUS_MULTIPROC_DIR."""
     directory = tmp_path / "figures"
     directory.mkdir()
@@ -323,7 +318,7 @@ def test_two_gateways_tell_the_sum_of_both_and_a_killed_one_has_nothing_open(
 
 @pytest.mark.parametrize("server", ["daphne", "serve"])
 def test_a_gateway_that_ends_well_leaves_its_counts_and_nothing_open(
-    template: Path, tmp_path: Path, server: str
+    template: Database, tmp_path: Path, server: str
 ) -> None:
     figures_kept = tmp_path / "figures"
     figures_kept.mkdir()

@@ -191,7 +191,9 @@ REFUSED: dict[str, list[tuple[int, Asked]]] = {
 # Those that a view cannot provoke are beside the core's tests, that of a stop is with those of the stop;
 # those of who comes back, and of the metrics, are with theirs.
 COMING_BACK = {"bad_cursor", "expired", "trimmed", "resume_unavailable"}
-ELSEWHERE = {"internal_error", "bad_request", "shutting_down", "unauthorized"} | COMING_BACK
+# These need a server or a shortage of their own: see test_serve_clients.py and test_descriptors.py.
+SERVED = {"request_timeout", "overloaded"}
+ELSEWHERE = {"internal_error", "bad_request", "shutting_down", "unauthorized"} | SERVED | COMING_BACK
 LOGGED = {"invalid_header", "downstream_unreachable", "downstream_timeout", "request_too_large"}
 EACH = [(code, status, asked) for code, cases in REFUSED.items() for status, asked in cases]
 

@@ -37,7 +37,7 @@ from tests.e2e.resuming import (
     whole_events,
 )
 from tests.harness.client import Answer, Stream, one_failed_ending, one_whole_answer
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Database, Gateway
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Step, Upstream
 
@@ -85,13 +85,8 @@ def hasty(gateway: GatewayFor, store: dict[str, str]) -> Places:
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
-@pytest.fixture(scope="module")
 def serving(
-    session_upstream: Upstream, template: Path, tmp_path_factory: pytest.TempPathFactory
+    session_upstream: Upstream, template: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     """Under `serve`: only there a reader that takes nothing holds its stream up."""
     settings = {
@@ -501,7 +496,7 @@ def test_a_reader_that_is_overtaken_is_told_of_the_gap(serving: Gateway, upstrea
 
 
 def test_a_log_that_expires_under_a_slow_reader_ends_with_a_gap(
-    upstream: Upstream, template: Path, tmp_path: Path
+    upstream: Upstream, template: Database, tmp_path: Path
 ) -> None:
     """It has got what was on its way, in order, and is told that the rest is not there any more."""
     settings = {

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -27,7 +26,7 @@ from tests.e2e.resuming import (
     whole_events,
 )
 from tests.harness.client import Answer, Stream, one_failed_ending, one_whole_answer
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Database, Gateway
 from tests.harness.redis import RedisServer
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Gate, HoldOpen, Pause, Reply, Request, Upstream
@@ -38,13 +37,10 @@ Start = Callable[..., Gateway]
 LEG2 = [*started(VLLM_LEG2, [], [" the rest"]), *ended(VLLM_LEG2)]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
 @pytest.fixture
-def start(upstream: Upstream, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+def start(
+    upstream: Upstream, template: Database, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:
     """start(server, NAME="value", ...): a gateway of the test's own, which it may stop."""
     begun: list[Gateway] = []
 
@@ -64,7 +60,10 @@ def start(upstream: Upstream, template: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def other(
-    session_upstream: Upstream, redis: RedisServer, template: Path, tmp_path_factory: pytest.TempPathFactory
+    session_upstream: Upstream,
+    redis: RedisServer,
+    template: Database,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     """The process that stays."""
     settings = {

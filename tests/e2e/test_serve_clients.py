@@ -4,14 +4,13 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.asking import body
 from tests.harness.client import Stream, one_whole_answer, request_id
-from tests.harness.gateway import Gateway, migrated_database
+from tests.harness.gateway import Database, Gateway
 from tests.harness.shapes import VLLM, ended, joined, started
 from tests.harness.upstream import Gate, HoldOpen, Pause, Reply, Step, Upstream, json_reply
 
@@ -25,13 +24,8 @@ BOTH = pytest.mark.parametrize("headers", [GUARDED, PASSED], ids=["guarded", "pa
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
-@pytest.fixture(scope="module")
 def fleet_of_serve(
-    template: Path, tmp_path_factory: pytest.TempPathFactory
+    template: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Gateway]]:
     running: dict[frozenset[tuple[str, str]], Gateway] = {}
 

@@ -21,7 +21,7 @@ from gatewaysite.leaving import leaving_cleanly
 from tests.e2e.asking import body
 from tests.harness import gateway as harness
 from tests.harness.client import Stream, one_failed_ending, one_whole_answer, request_id
-from tests.harness.gateway import ROOT, TROUBLE, Gateway, environment, free_port, migrated_database
+from tests.harness.gateway import ROOT, TROUBLE, Database, Gateway, environment, free_port
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Upstream, json_reply
 
@@ -30,13 +30,8 @@ STREAMS = 100
 Serving = Callable[..., Gateway]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
-
-
 @pytest.fixture
-def serving(upstream: Upstream, template: Path, tmp_path: Path) -> Iterator[Serving]:
+def serving(upstream: Upstream, template: Database, tmp_path: Path) -> Iterator[Serving]:
     """serving(NAME="value", ...): a gateway of the test's own, which it may stop."""
     started_ones: list[Gateway] = []
 
@@ -89,7 +84,7 @@ def test_a_stop_does_not_wait_for_an_engine_that_never_ends_a_finished_answer(
 
 
 def test_who_answers_on_the_port_of_a_gateway_is_not_taken_for_it(
-    template: Path, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    template: Database, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the tests' own Gateway: a signal would go to one process, and the questions to another."""
     upstream.respond(lambda request: json_reply({}))
