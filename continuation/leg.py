@@ -76,6 +76,8 @@ class Leg:
 
     __slots__ = (
         "_asked",
+        "_brings_reasoning",
+        "_brings_text",
         "_chars",
         "_choice_lost",
         "_content",
@@ -128,6 +130,7 @@ class Leg:
         self._content = Text()
         self._others = Text()  # of the other choices, one after the other as it comes
         self._uncounted = 0
+        self._brings_text = self._brings_reasoning = False  # the chunk that is taken in
         self.text_events = self.reasoning_events = (
             0  # chunks that brought text; of them, those with reasoning
         )
@@ -209,9 +212,9 @@ class Leg:
 
     def take_finish(self, choice: JSON) -> None:
         """Note the finish_reason of a choice, if the choice has one."""
-        index, finish = index_of(choice), finish_of(choice)
-        if finish is None:
+        if (finish := finish_of(choice)) is None:
             return
+        index = index_of(choice)
         if self._asked == 1:
             self.finish = self.finish or (finish if index == 0 else None)
             return
@@ -224,10 +227,13 @@ class Leg:
         """Take in one chunk; True if it brought something new."""
         tokens_before = count(self.last_usage, "completion_tokens") or 0
         self._identity(chunk)
-        found = choices(chunk)
-        for choice in found:
+        self._brings_text = self._brings_reasoning = False
+        for choice in choices(chunk):
             self._choice(choice)
-        self._count_texts(found)
+        if self._brings_text:  # an engine sends at least one token in each such event
+            self.text_events += 1
+            self._uncounted += 1
+            self.reasoning_events += self._brings_reasoning
         usage = usage_of(chunk)
         if usage is not None:
             self.last_usage, self.usage_current, self._uncounted = usage, True, 0
@@ -245,15 +251,6 @@ class Leg:
         """The text of all choices but choice 0."""
         return str(self._others)
 
-    def _count_texts(self, found: list[JSON]) -> None:
-        """An engine sends at least one token in each event that brings text."""
-        deltas = [delta_of(choice) for choice in found]
-        has_reasoning = any(map(reasoning_of, deltas))
-        has_text = has_reasoning or any(text_of(delta.get("content")) for delta in deltas)
-        self.text_events += has_text
-        self.reasoning_events += has_reasoning
-        self._uncounted += has_text
-
     def _identity(self, chunk: JSON) -> None:
         self.id = self.id or _plain(chunk.get("id"))
         self.created = self.created or _plain(chunk.get("created"))
@@ -262,7 +259,8 @@ class Leg:
         self.prompt_ids = self.prompt_ids or ids_in(chunk.get("prompt_token_ids"))
 
     def _choice(self, choice: JSON) -> None:
-        self.take_finish(choice)
+        if choice.get("finish_reason"):
+            self.take_finish(choice)
         if (index := index_of(choice)) != 0:
             self.other_choices = True
             self._other_choice(index, over=finish_of(choice) is not None)
@@ -288,10 +286,11 @@ class Leg:
 
     def _other_text(self, delta: JSON) -> None:
         """Only for the count of tokens: it is part of no partial."""
-        text = reasoning_of(delta) + text_of(delta.get("content"))
+        reasoning = reasoning_of(delta)
+        text = reasoning + text_of(delta.get("content"))
         if not text:
             return
-        self.usage_current = False
+        self._note_text(reasoning)
         self._chars += len(text)
         if self._chars <= self._limit:
             self._others.add(text)
@@ -308,7 +307,7 @@ class Leg:
             self.reasoning_names = _names(delta) or self.reasoning_names
         if not (reasoning or content):
             return
-        self.usage_current = False
+        self._note_text(reasoning)
         self._chars += len(reasoning) + len(content)
         self.too_large = self._chars > self._limit
         if self.too_large:
@@ -317,6 +316,10 @@ class Leg:
             self._reasoning.add(reasoning)
         if content:
             self._content.add(content)
+
+    def _note_text(self, reasoning: str) -> None:
+        self.usage_current, self._brings_text = False, True
+        self._brings_reasoning = self._brings_reasoning or bool(reasoning)
 
 
 def _names(delta: JSON) -> tuple[str, ...]:
