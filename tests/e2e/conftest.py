@@ -31,13 +31,13 @@ def session_second_upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Database:
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Database:
     """With every migration; each gateway copies it."""
     return migrated_template(tmp_path_factory.mktemp("database"))
 
 
 @pytest.fixture(scope="session")
-def fleet(template: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(migrated: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Running gateways by their server and settings: starting one costs seconds."""
     running: OrderedDict[frozenset[tuple[str, str]], Gateway] = OrderedDict()
     statuses: list[int] = []
@@ -47,7 +47,7 @@ def fleet(template: Database, tmp_path_factory: pytest.TempPathFactory) -> Itera
         if key not in running or not running[key].is_running():
             if len(running) >= GATEWAYS_AT_ONCE:
                 statuses.append(running.popitem(last=False)[1].stop())
-            running[key] = Gateway(settings, template, tmp_path_factory.mktemp("gateway"), server)
+            running[key] = Gateway(settings, migrated, tmp_path_factory.mktemp("gateway"), server)
         running.move_to_end(key)
         return running[key]
 

@@ -6,6 +6,7 @@ All of it under each server whose parser differs.
 import socket
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.harness.upstream import Cut, Reply, Send, Step, Upstream, event, json
 from tests.harness.wire import Wire
 
 SERVERS = ["serve", "daphne", "uvicorn-h11", "uvicorn-httptools"]
+TWISTED = tuple(int(part) for part in version("twisted").split(".")[:2])
 DEEP = "[" * 1000 + "]" * 1000
 
 
@@ -207,7 +209,8 @@ FRAMINGS: dict[str, tuple[str, list[str], bytes, str]] = {
         "POST",
         ["X-A: b\rTransfer-Encoding: chunked", "Content-Length: 3"],
         b"abc",
-        "ssss",
+        # Twisted below 26.10 puts a space in the place of the CR.
+        "ssss" if TWISTED >= (26, 10) else "ddss",
     ),
     "a chunk's extension": ("POST", ["Transfer-Encoding: chunked"], b"3;a=b\r\nabc\r\n0\r\n\r\n", "dddd"),
     "a length in the trailers": (

@@ -310,10 +310,10 @@ def _settled_files(one: Gateway, most: int) -> list[str]:
 
 
 def test_a_silent_stream_does_not_hold_up_a_shutdown(
-    upstream: Upstream, tmp_path: Path, template: Database
+    upstream: Upstream, tmp_path: Path, migrated: Database
 ) -> None:
     settings = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model"}
-    one = Gateway(settings, template, tmp_path)
+    one = Gateway(settings, migrated, tmp_path)
     upstream.respond(
         lambda request: Reply([HoldOpen()]) if b"headers" in request.body else Reply(before=[HoldOpen()])
     )

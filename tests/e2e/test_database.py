@@ -13,7 +13,7 @@ from tests.e2e.asking import body
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.e2e.operating import add_operator, log_in_with
 from tests.harness.client import Stream, one_failed_ending, one_whole_answer
-from tests.harness.gateway import EVENT_TABLE, Gateway, copied, migrated_template
+from tests.harness.gateway import EVENT_TABLE, Database, Gateway, copied
 from tests.harness.postgres import PostgresDatabase, run_sql
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Reply, Upstream, json_reply
@@ -93,10 +93,10 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 @pytest.fixture(scope="module")
 def own(
-    session_upstream: Upstream, tmp_path_factory: pytest.TempPathFactory
+    session_upstream: Upstream, migrated: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Gateway, PostgresDatabase]]:
     """A gateway on a database with an operator."""
-    database = copied(migrated_template(tmp_path_factory.mktemp("database")), tmp_path_factory.mktemp("own"))
+    database = copied(migrated, tmp_path_factory.mktemp("own"))
     assert isinstance(database, PostgresDatabase)
     add_operator(database)
     settings = {

@@ -24,13 +24,13 @@ Starting = Callable[[str, str], Gateway]
 
 
 @pytest.fixture
-def starting(upstream: Upstream, template: Database, tmp_path: Path) -> Iterator[Starting]:
+def starting(upstream: Upstream, migrated: Database, tmp_path: Path) -> Iterator[Starting]:
     """starting(server, ulimit)"""
     running: list[Gateway] = []
 
     def start(server: str, ulimit: str) -> Gateway:
         settings = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model"}
-        running.append(Gateway(settings, template, tmp_path, server, ulimit))
+        running.append(Gateway(settings, migrated, tmp_path, server, ulimit))
         return running[-1]
 
     yield start

@@ -38,13 +38,13 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def serving(
-    template: Database, tmp_path_factory: pytest.TempPathFactory
+    migrated: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Gateway]]:
     running: list[Gateway] = []
 
     def start(url: str) -> Gateway:
         settings = {"DOWNSTREAM_URL": url, "CONTINUATION_MODEL": "house-model"}
-        running.append(Gateway(settings, template, tmp_path_factory.mktemp("gateway"), "serve"))
+        running.append(Gateway(settings, migrated, tmp_path_factory.mktemp("gateway"), "serve"))
         return running[-1]
 
     yield start

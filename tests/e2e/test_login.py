@@ -9,17 +9,16 @@ import pytest
 
 from tests.e2e.operating import LOGIN, add_operator, log_in
 from tests.harness.client import call
-from tests.harness.gateway import Database, Gateway, copied, migrated_template
+from tests.harness.gateway import Database, Gateway, copied
 from tests.harness.upstream import Upstream, json_reply
 
 Start = Callable[..., Gateway]
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+def database(migrated: Database, tmp_path_factory: pytest.TempPathFactory) -> Database:
     """With a login for the admin."""
-    template = migrated_template(tmp_path_factory.mktemp("database"))
-    own = copied(template, tmp_path_factory.mktemp("shared"))
+    own = copied(migrated, tmp_path_factory.mktemp("shared"))
     add_operator(own)
     return own
 
@@ -56,9 +55,9 @@ def test_two_processes_count_guesses_together_and_proxy_meanwhile(start: Start, 
 
 
 def test_a_proxy_needs_no_database_for_any_of_it(
-    start: Start, upstream: Upstream, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    start: Start, upstream: Upstream, migrated: Database, tmp_path: Path
 ) -> None:
-    own = copied(migrated_template(tmp_path_factory.mktemp("database")), tmp_path)
+    own = copied(migrated, tmp_path)
     one = start("daphne", own, GATEWAY_ROLE="proxy", STRATEGY_REFRESH_SECONDS="600")
     own.drop()
     assert call(one.port, "GET", LOGIN).status == 404

@@ -261,7 +261,7 @@ def test_with_a_token_it_is_for_those_who_send_it(gateway: GatewayFor) -> None:
 
 
 @pytest.fixture
-def sharing(template: Database, tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., Gateway]]:
+def sharing(migrated: Database, tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., Gateway]]:
     """Gateways with one PROMETHEUS_MULTIPROC_DIR."""
     directory = tmp_path / "figures"
     directory.mkdir()
@@ -275,7 +275,7 @@ def sharing(template: Database, tmp_path: Path, upstream: Upstream) -> Iterator[
             "CONTINUATION_MODEL": "house-model",
             "PROMETHEUS_MULTIPROC_DIR": str(directory),
         }
-        started.append(Gateway(chosen | settings, template, own))
+        started.append(Gateway(chosen | settings, migrated, own))
         return started[-1]
 
     yield start
@@ -318,19 +318,19 @@ def test_two_gateways_tell_the_sum_of_both_and_a_killed_one_has_nothing_open(
 
 @pytest.mark.parametrize("server", ["daphne", "serve"])
 def test_a_gateway_that_ends_well_leaves_its_counts_and_nothing_open(
-    template: Database, tmp_path: Path, server: str
+    migrated: Database, tmp_path: Path, server: str
 ) -> None:
     figures_kept = tmp_path / "figures"
     figures_kept.mkdir()
     settings = {"DOWNSTREAM_URL": "http://127.0.0.1:9", "PROMETHEUS_MULTIPROC_DIR": str(figures_kept)}
-    one = Gateway(settings, template, tmp_path, server)
+    one = Gateway(settings, migrated, tmp_path, server)
     assert call(one.port, "GET", "/v1/models").status == 502
     assert one.stop() in (0, -15)
     assert "Warning" not in one.log
     assert [path.name for path in figures_kept.iterdir()] == [f"counter_{one.pid}.db"]
     directory = tmp_path / "next"
     directory.mkdir()
-    after = Gateway(settings, template, directory, server)
+    after = Gateway(settings, migrated, directory, server)
     try:
         assert scraped(after)[key("continuation_refused_requests_total", code="downstream_unreachable")] == 1
     finally:

@@ -20,7 +20,7 @@ from tests.e2e.conftest import Chat, GatewayFor
 from tests.e2e.faults import CUT, EOF, Fault
 from tests.e2e.test_token_route import TOKEN_ROUTE, rows_edited
 from tests.harness.client import Answer, Stream, call, one_failed_ending, one_whole_answer, request_id
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Database, Gateway
 from tests.harness.shapes import SGLANG, SGLANG_LEG2, VLLM, VLLM_LEG2, Sglang, Vllm, ended, joined, started
 from tests.harness.upstream import (
     DONE,
@@ -228,10 +228,11 @@ def test_what_is_refused_says_so_by_name(
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory, session_upstream: Upstream) -> Iterator[Gateway]:
+def serving(
+    tmp_path_factory: pytest.TempPathFactory, session_upstream: Upstream, migrated: Database
+) -> Iterator[Gateway]:
     directory = tmp_path_factory.mktemp("gateway")
-    template = migrated_database(directory / "template.sqlite3")
-    one = Gateway({"DOWNSTREAM_URL": session_upstream.url}, template, directory, "serve")
+    one = Gateway({"DOWNSTREAM_URL": session_upstream.url}, migrated, directory, "serve")
     yield one
     assert one.stop(60) == 0
     assert not TROUBLE.search(one.log), one.log

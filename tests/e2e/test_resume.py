@@ -86,7 +86,7 @@ def hasty(gateway: GatewayFor, store: dict[str, str]) -> Places:
 
 @pytest.fixture(scope="module")
 def serving(
-    session_upstream: Upstream, template: Database, tmp_path_factory: pytest.TempPathFactory
+    session_upstream: Upstream, migrated: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     """Under `serve`: only there a reader that takes nothing holds its stream up."""
     settings = {
@@ -95,7 +95,7 @@ def serving(
         "RESUME_MAX_BYTES": str(2**24),
         "RESUME_MAX_EVENTS": "600",
     }
-    one = Gateway(settings, template, tmp_path_factory.mktemp("serving"), "serve")
+    one = Gateway(settings, migrated, tmp_path_factory.mktemp("serving"), "serve")
     yield one
     assert one.stop() == 0
     assert not TROUBLE.search(one.log), one.log
@@ -496,7 +496,7 @@ def test_a_reader_that_is_overtaken_is_told_of_the_gap(serving: Gateway, upstrea
 
 
 def test_a_log_that_expires_under_a_slow_reader_ends_with_a_gap(
-    upstream: Upstream, template: Database, tmp_path: Path
+    upstream: Upstream, migrated: Database, tmp_path: Path
 ) -> None:
     """It has got what was on its way, in order, and is told that the rest is not there any more."""
     settings = {
@@ -505,7 +505,7 @@ def test_a_log_that_expires_under_a_slow_reader_ends_with_a_gap(
         "RESUME_MAX_BYTES": str(2**24),
         "RESUME_TTL_SECONDS": "0.5",
     }
-    one = Gateway(settings, template, tmp_path, "serve")
+    one = Gateway(settings, migrated, tmp_path, "serve")
     try:
         text = "x" * 20000
         upstream.script(Reply([VLLM.role(), *[VLLM.content(text) for _ in range(700)], *ended(VLLM)]))

@@ -39,14 +39,14 @@ LEG2 = [*started(VLLM_LEG2, [], [" the rest"]), *ended(VLLM_LEG2)]
 
 @pytest.fixture
 def start(
-    upstream: Upstream, template: Database, tmp_path_factory: pytest.TempPathFactory
+    upstream: Upstream, migrated: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Start]:
     """start(server, NAME="value", ...): a gateway of the test's own, which it may stop."""
     begun: list[Gateway] = []
 
     def starting(server: str = "serve", **settings: str) -> Gateway:
         chosen = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model", **settings}
-        begun.append(Gateway(chosen, template, tmp_path_factory.mktemp("gateway"), server))
+        begun.append(Gateway(chosen, migrated, tmp_path_factory.mktemp("gateway"), server))
         return begun[-1]
 
     yield starting
@@ -62,7 +62,7 @@ def start(
 def other(
     session_upstream: Upstream,
     redis: RedisServer,
-    template: Database,
+    migrated: Database,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     """The process that stays."""
@@ -71,7 +71,7 @@ def other(
         "CONTINUATION_MODEL": "house-model",
         "REDIS_URL": redis.url,
     }
-    one = Gateway(settings, template, tmp_path_factory.mktemp("other"), "serve")
+    one = Gateway(settings, migrated, tmp_path_factory.mktemp("other"), "serve")
     yield one
     assert one.stop() == 0
     assert not TROUBLE.search(one.log), one.log

@@ -41,7 +41,7 @@ from tests.e2e.test_token_route import (
     with_ids,
 )
 from tests.harness.client import Answer, Stream, call
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Database, Gateway
 from tests.harness.redis import RedisServer
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, HoldOpen, Reply, Request, Step, Upstream
@@ -55,10 +55,12 @@ Start = Callable[..., Gateway]
 
 @pytest.fixture(scope="module")
 def start(
-    redis: RedisServer, session_upstream: Upstream, tmp_path_factory: pytest.TempPathFactory
+    redis: RedisServer,
+    session_upstream: Upstream,
+    migrated: Database,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Start]:
     """start(NAME="value", ...): a process under `serve`, with the module's Redis."""
-    template = migrated_database(tmp_path_factory.mktemp("database") / "template.sqlite3")
     begun: list[Gateway] = []
 
     def starting(**settings: str) -> Gateway:
@@ -69,7 +71,7 @@ def start(
             "RESUME_ENCRYPTION_KEYS": KEYS,
             "GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS": "1",
         }
-        begun.append(Gateway(chosen | settings, template, tmp_path_factory.mktemp("gateway"), "serve"))
+        begun.append(Gateway(chosen | settings, migrated, tmp_path_factory.mktemp("gateway"), "serve"))
         return begun[-1]
 
     yield starting

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.asking import body
 from tests.harness import nginx
 from tests.harness.client import Stream, call, one_whole_answer
-from tests.harness.gateway import ROOT, TROUBLE, Gateway, free_port, migrated_database
+from tests.harness.gateway import ROOT, TROUBLE, Database, Gateway, free_port
 from tests.harness.nginx import Nginx
 from tests.harness.shapes import VLLM, ended, started
 from tests.harness.upstream import Gate, Pause, Reply, Upstream, json_reply
@@ -31,13 +31,12 @@ HEADERS = [("Content-Type", "application/json")]
 
 
 @pytest.fixture
-def pair(upstream: Upstream, tmp_path: Path) -> Iterator[list[Gateway]]:
-    template = migrated_database(tmp_path / "template.sqlite3")
+def pair(upstream: Upstream, migrated: Database, tmp_path: Path) -> Iterator[list[Gateway]]:
     settings = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model"}
     both = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        both.append(Gateway(settings, template, tmp_path / name, "serve"))
+        both.append(Gateway(settings, migrated, tmp_path / name, "serve"))
     yield both
     for one in both:
         assert one.stop(PATIENCE) == 0

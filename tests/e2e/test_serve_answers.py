@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.client import Stream, call
-from tests.harness.gateway import ROOT, TROUBLE, Gateway, environment, migrated_database
+from tests.harness.gateway import ROOT, TROUBLE, Database, Gateway, environment
 from tests.harness.upstream import Cut, Reply, Reset, Send, Upstream, json_reply
 
 PATIENCE = 60.0
@@ -22,15 +22,16 @@ MB = 2**20
 
 
 @pytest.fixture(scope="module")
-def one(session_upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def one(
+    session_upstream: Upstream, migrated: Database, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
     directory = tmp_path_factory.mktemp("gateway")
-    template = migrated_database(directory / "template.sqlite3")
     settings = {
         "DOWNSTREAM_URL": session_upstream.url,
         "MAX_REQUEST_BODY_MB": "2",
         "MAX_CONTINUATION_BODY_MB": "1",
     }
-    gateway = Gateway(settings, template, directory, "serve")
+    gateway = Gateway(settings, migrated, directory, "serve")
     yield gateway
     assert gateway.stop(PATIENCE) == 0
     assert not TROUBLE.search(gateway.log), gateway.log

@@ -25,14 +25,14 @@ BOTH = pytest.mark.parametrize("headers", [GUARDED, PASSED], ids=["guarded", "pa
 
 @pytest.fixture(scope="module")
 def fleet_of_serve(
-    template: Database, tmp_path_factory: pytest.TempPathFactory
+    migrated: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Gateway]]:
     running: dict[frozenset[tuple[str, str]], Gateway] = {}
 
     def start(**settings: str) -> Gateway:
         key = frozenset(settings.items())
         if key not in running:
-            running[key] = Gateway(settings, template, tmp_path_factory.mktemp("gateway"), "serve")
+            running[key] = Gateway(settings, migrated, tmp_path_factory.mktemp("gateway"), "serve")
         return running[key]
 
     yield start

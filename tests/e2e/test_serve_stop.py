@@ -31,13 +31,13 @@ Serving = Callable[..., Gateway]
 
 
 @pytest.fixture
-def serving(upstream: Upstream, template: Database, tmp_path: Path) -> Iterator[Serving]:
+def serving(upstream: Upstream, migrated: Database, tmp_path: Path) -> Iterator[Serving]:
     """serving(NAME="value", ...): a gateway of the test's own, which it may stop."""
     started_ones: list[Gateway] = []
 
     def start(**settings: str) -> Gateway:
         chosen = {"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "house-model", **settings}
-        started_ones.append(Gateway(chosen, template, tmp_path, "serve"))
+        started_ones.append(Gateway(chosen, migrated, tmp_path, "serve"))
         return started_ones[-1]
 
     yield start
@@ -84,13 +84,13 @@ def test_a_stop_does_not_wait_for_an_engine_that_never_ends_a_finished_answer(
 
 
 def test_who_answers_on_the_port_of_a_gateway_is_not_taken_for_it(
-    template: Database, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    migrated: Database, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the tests' own Gateway: a signal would go to one process, and the questions to another."""
     upstream.respond(lambda request: json_reply({}))
     ports = iter([upstream.port, free_port()])
     monkeypatch.setattr(harness, "free_port", lambda: next(ports))
-    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, template, tmp_path, "serve")
+    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, migrated, tmp_path, "serve")
     assert one.port != upstream.port
     assert one.stop(PATIENCE) == 0
 

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from tests.e2e.asking import body
 from tests.harness.client import Stream, call
-from tests.harness.gateway import TROUBLE, Gateway, migrated_database
+from tests.harness.gateway import TROUBLE, Database, Gateway
 from tests.harness.shapes import VLLM, started
 from tests.harness.upstream import Gate, Pause, Reply, Upstream, json_reply
 
 
-def test_sigterm_closes_connections_and_logs_no_trouble(tmp_path: Path) -> None:
+def test_sigterm_closes_connections_and_logs_no_trouble(migrated: Database, tmp_path: Path) -> None:
     upstream, gate = Upstream(), Gate()
-    template = migrated_database(tmp_path / "template.sqlite3")
-    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, template, tmp_path)
+    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, migrated, tmp_path)
     try:
         upstream.script(json_reply({"data": []}), Reply([*started(VLLM, [], ["some "]), Pause(gate)]))
         assert call(one.port, "GET", "/v1/models").status == 200
@@ -31,11 +30,10 @@ def test_sigterm_closes_connections_and_logs_no_trouble(tmp_path: Path) -> None:
         upstream.stop()
 
 
-def test_daphne_lets_every_stream_leave_not_only_the_first(tmp_path: Path) -> None:
+def test_daphne_lets_every_stream_leave_not_only_the_first(migrated: Database, tmp_path: Path) -> None:
     """It stops as soon as one of the applications that it cancels has ended, so the others' rows could be lost."""
     upstream = Upstream()
-    template = migrated_database(tmp_path / "template.sqlite3")
-    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, template, tmp_path)
+    one = Gateway({"DOWNSTREAM_URL": upstream.url, "CONTINUATION_MODEL": "m"}, migrated, tmp_path)
     try:
         upstream.script(*[Reply([*started(VLLM, [], ["some "]), Pause(Gate())]) for _ in range(8)])
         with ExitStack() as streams:
