@@ -10,7 +10,7 @@ class ContinuationConfig(AppConfig):
 
     def ready(self) -> None:
         from continuation import checks  # noqa: F401
-        from continuation.streams import leave_request_threads_alone
+        from continuation.http.response import leave_request_threads_alone
         from strategies import verification
 
         leave_request_threads_alone()

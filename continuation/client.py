@@ -11,7 +11,7 @@ import httpx
 from django.conf import settings
 
 from continuation import reactor
-from continuation.http import RawHeaders
+from continuation.http.headers import RawHeaders
 from continuation.transport import AiohttpTransport
 from continuation.usage import Delivered
 

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from django.conf import settings
 
 from continuation.client import Upstream, open_upstream
-from continuation.http import RawHeaders, with_headers
+from continuation.http.headers import RawHeaders, with_headers
+from continuation.http.threads import worked_out
 from continuation.plan import Choice, Guarded
 from continuation.relay import Relay
 from continuation.render_generate import DERENDER, open_tokens
 from continuation.splice import OpenLeg, OpenTokens, Options, Splice
-from continuation.threads import worked_out
 from continuation.usage import Estimator
 
 MB = 2**20

@@ -11,8 +11,8 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from continuation import metrics
-from continuation.http import json_error
-from continuation.requests import request_id
+from continuation.http.headers import json_error
+from continuation.http.incoming import request_id
 from strategies import cache
 
 logger = logging.getLogger(__name__)

@@ -25,13 +25,13 @@ from continuation.chunks import (
     text_of,
 )
 from continuation.client import Readable, Upstream
-from continuation.http import RawHeaders
+from continuation.http.headers import RawHeaders
+from continuation.http.threads import worked_out
 from continuation.members import Members
 from continuation.rewrite import finish_choice
 from continuation.seam import overlap
 from continuation.splice import OpenTokens
 from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder
-from continuation.threads import worked_out
 from continuation.tokens import (
     Batch,
     Batches,

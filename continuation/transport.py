@@ -21,7 +21,7 @@ import httpx
 from aiohttp.http import HttpProcessingError
 from yarl import URL
 
-from continuation.http import FRAMING, field_name
+from continuation.http.headers import FRAMING, field_name
 
 # Below the 5 s after which uvicorn, and so both engines, close an idle connection: a request must not meet that.
 KEEPALIVE_SECONDS = 3.0

@@ -27,7 +27,7 @@ from continuation.chunks import JSON, choices, count, dump, error_object, parse,
 from continuation.client import Upstream
 from continuation.events import Decision, Reason, StreamRecord
 from continuation.failures import describe
-from continuation.http import RawHeaders
+from continuation.http.headers import RawHeaders
 from continuation.plan import Guarded
 from continuation.relay import Relay
 from continuation.render_generate import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens

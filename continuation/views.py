@@ -18,10 +18,8 @@ from continuation import metrics
 from continuation.client import Upload, Upstream, open_upstream
 from continuation.failures import describe, status_for
 from continuation.guard import MB, Origin, choice, relay_for, splice_for
-from continuation.http import RawHeaders, end_to_end, json_error, with_headers
-from continuation.plan import Guarded, PassReason, Passthrough, plan
-from continuation.relay import keep
-from continuation.requests import (
+from continuation.http.headers import RawHeaders, end_to_end, json_error, with_headers
+from continuation.http.incoming import (
     body_size,
     headers_of,
     leads_out,
@@ -31,12 +29,14 @@ from continuation.requests import (
     unsendable_header,
     unsendable_line,
 )
+from continuation.http.response import RelayResponse, break_off, ends_itself
+from continuation.http.threads import worked_out
+from continuation.plan import Guarded, PassReason, Passthrough, plan
+from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
 from continuation.shortage import RETRY_SECONDS, refusals
 from continuation.splice import Splice
-from continuation.streams import RelayResponse, break_off, ends_itself
-from continuation.threads import worked_out
 from strategies import cache
 
 logger = logging.getLogger(__name__)

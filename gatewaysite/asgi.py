@@ -25,16 +25,16 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
 django_application = leaving_cleanly(get_asgi_application())
 
 # Only now, because these need the application registry.
-from continuation.http import framing_fault, json_error  # noqa: E402
-from continuation.requests import quoted_id  # noqa: E402
-from continuation.resume import stores  # noqa: E402
-from continuation.streams import (  # noqa: E402
+from continuation.http.headers import framing_fault, json_error  # noqa: E402
+from continuation.http.incoming import quoted_id  # noqa: E402
+from continuation.http.response import (  # noqa: E402
     CLOSE_CONNECTION,
     ON_SHUTDOWN,
     daphne_closer,
     let_none_follow,
     on_shutdown,
 )
+from continuation.resume import stores  # noqa: E402
 from gatewaysite import websocket  # noqa: E402
 from gatewaysite.lifespan import lifespan  # noqa: E402
 from strategies import cache  # noqa: E402

@@ -6,12 +6,12 @@ from django.conf import settings
 from django.http import HttpRequest
 
 from continuation import metrics
-from continuation.requests import headers_of, request_id, scope_of
+from continuation.http.incoming import headers_of, request_id, scope_of
+from continuation.http.response import ends_itself
 from continuation.resume import generation, stores, takeover, tokens
 from continuation.resume.log import Cursor, Log
 from continuation.resume.reading import Asked, Reading
 from continuation.resume.tokens import Kind
-from continuation.streams import ends_itself
 
 TRUE = ("1", "true", "yes", "on")
 

@@ -14,7 +14,7 @@ from django.conf import settings
 from continuation import metrics
 from continuation.events import Failure, Reason
 from continuation.guard import Origin, choice, relay_for, splice_for
-from continuation.http import RawHeaders, is_named
+from continuation.http.headers import RawHeaders, is_named
 from continuation.plan import Guarded, plan
 from continuation.relay import Relay
 from continuation.resume import generation

@@ -17,14 +17,14 @@ from django.http.response import HttpResponseBase
 from django.utils.crypto import constant_time_compare
 
 from continuation import metrics
-from continuation.http import json_error
-from continuation.requests import request_id
+from continuation.http.headers import json_error
+from continuation.http.incoming import request_id
+from continuation.http.response import RelayResponse
 from continuation.resume import generation, stores, tokens
 from continuation.resume.log import Log, Standing, State, StoreAway, after
 from continuation.resume.readers import authorization, names, reading_for
 from continuation.resume.takeover import stop_orphan
 from continuation.resume.tokens import Token
-from continuation.streams import RelayResponse
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from openai._streaming import SSEDecoder
 
-from continuation import streams
+from continuation.http import response
+from continuation.http.response import CLOSE_CONNECTION, AnswerBrokenOff
 from continuation.relay import KEEPALIVE
 from continuation.resume import reading as module
 from continuation.resume import tokens
@@ -32,7 +33,6 @@ from continuation.resume.log import (
 from continuation.resume.log import after as behind
 from continuation.resume.memory import MemoryStore
 from continuation.resume.reading import LOOK_SECONDS, Asked, Reading
-from continuation.streams import CLOSE_CONNECTION, AnswerBrokenOff
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.resume.streams import DEADLINE, begun, event, events, until
 
@@ -511,7 +511,7 @@ async def test_one_that_is_to_leave_breaks_off_and_is_no_reader_any_more(
     assert client.got == sent(events(1, 3))
 
     closed: list[int] = []
-    monkeypatch.setattr(streams, "CLOSING_SECONDS", 0.0)
+    monkeypatch.setattr(response, "CLOSING_SECONDS", 0.0)
     scope = {"extensions": {CLOSE_CONNECTION: lambda: closed.append(1)}}
     reading = reading_of(log, scope=scope)
     reading.leave()

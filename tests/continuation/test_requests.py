@@ -5,7 +5,7 @@ from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.requests import ID_CHARACTERS, quoted_id, request_id
+from continuation.http.incoming import ID_CHARACTERS, quoted_id, request_id
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=ID_CHARACTERS)
 

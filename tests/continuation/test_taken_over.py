@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from continuation import client, relay
 from continuation.events import Failure, StreamRecord
 from continuation.guard import Origin
-from continuation.http import RawHeaders
+from continuation.http.headers import RawHeaders
 from continuation.resume import generation, takeover
 from continuation.resume.hot import Held, HotLog
 from continuation.resume.log import Entry, Limits, Standing, State, StoreAway, Taken

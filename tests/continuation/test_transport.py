@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from continuation.failures import status_for
-from continuation.http import end_to_end, framing_fault
+from continuation.http.headers import end_to_end, framing_fault
 from continuation.transport import AiohttpTransport, Body
 from tests.harness.wire import Wire
 

@@ -33,7 +33,9 @@ def test_the_next_token_depends_on_the_text_alone(dialect: Dialect, thinking: bo
 
 def test_the_answer_is_the_same_in_another_process() -> None:
     code = (
-        "import sys; from continuation.simulator.dialects import QWEN; from continuation.simulator.model import answer;"
+        "import sys;"
+        "from continuation.simulator.dialects import QWEN;"
+        "from continuation.simulator.model import answer;"
         f"sys.stdout.buffer.write(answer({base(QWEN)!r}, True, QWEN).encode())"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)

@@ -11,8 +11,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 from django.http import HttpRequest
 
-from continuation.http import RawHeaders, end_to_end
-from continuation.streams import TARGET
+from continuation.http.headers import RawHeaders, end_to_end
+from continuation.http.response import TARGET
 
 # Characters of a request id: a longer one is cut.
 ID_CHARACTERS = 128

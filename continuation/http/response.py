@@ -12,7 +12,7 @@ from django.core.signals import request_started
 from django.db import close_old_connections, reset_queries
 from django.http import StreamingHttpResponse
 
-from continuation.http import RawHeaders, with_own
+from continuation.http.headers import RawHeaders, with_own
 
 
 class RelayResponse(StreamingHttpResponse):
