@@ -19,7 +19,7 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.relays import HERE, free_port, process
-from continuation.transport import AiohttpTransport
+from continuation.downstream.transport import AiohttpTransport
 
 TRANSPORTS: dict[str, Callable[[], httpx.AsyncBaseTransport]] = {
     "httpx": lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 
-from continuation.client import Upstream, open_upstream
+from continuation.downstream.client import Upstream, open_upstream
 from continuation.http.headers import RawHeaders, with_headers
 from continuation.http.threads import worked_out
 from continuation.plan import Choice, Guarded

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 
 from continuation import audit, metrics
-from continuation.client import Readable, Upstream
+from continuation.downstream.client import Readable, Upstream
+from continuation.downstream.troubles import describe
 from continuation.events import Failure, Outcome, Reason, StreamRecord
-from continuation.failures import describe
 from continuation.render_generate import Refused, ScaleOutMissing
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.sse import comment_line

@@ -24,7 +24,7 @@ from continuation.chunks import (
     parse,
     text_of,
 )
-from continuation.client import Readable, Upstream
+from continuation.downstream.client import Readable, Upstream
 from continuation.http.headers import RawHeaders
 from continuation.http.threads import worked_out
 from continuation.members import Members

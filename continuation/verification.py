@@ -24,16 +24,16 @@ import httpx
 from continuation import verdicts
 from continuation.asking import asking_for_ids
 from continuation.chunks import JSON, choices, count, dump, error_object, parse, text_of
-from continuation.client import Upstream
+from continuation.downstream.client import Upstream
+from continuation.downstream.transport import AiohttpTransport
+from continuation.downstream.troubles import describe
 from continuation.events import Decision, Reason, StreamRecord
-from continuation.failures import describe
 from continuation.http.headers import RawHeaders
 from continuation.plan import Guarded
 from continuation.relay import Relay
 from continuation.render_generate import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens
 from continuation.splice import OpenLeg, OpenTokens, Options, Send, Splice
 from continuation.sse import Event
-from continuation.transport import AiohttpTransport
 from continuation.usage import Estimator
 from continuation.variants import (
     GENERIC_TOKENS,

@@ -15,8 +15,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from continuation import metrics
-from continuation.client import Upload, Upstream, open_upstream
-from continuation.failures import describe, status_for
+from continuation.downstream.client import Upload, Upstream, open_upstream
+from continuation.downstream.shortage import RETRY_SECONDS, refusals
+from continuation.downstream.troubles import describe, status_for
 from continuation.guard import MB, Origin, choice, relay_for, splice_for
 from continuation.http.headers import RawHeaders, end_to_end, json_error, with_headers
 from continuation.http.incoming import (
@@ -35,7 +36,6 @@ from continuation.plan import Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
-from continuation.shortage import RETRY_SECONDS, refusals
 from continuation.splice import Splice
 from strategies import cache
 

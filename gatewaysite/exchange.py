@@ -16,10 +16,10 @@ from daphne.http_protocol import WebRequest  # type: ignore[import-untyped]
 from daphne.utils import INVALID_HEADER_VALUE_BYTES  # type: ignore[import-untyped]
 from django.http import HttpResponse
 
+from continuation.downstream.shortage import RETRY_SECONDS, refusals
 from continuation.http.headers import json_error
 from continuation.http.incoming import quoted_id
 from continuation.http.response import CLOSE_CONNECTION, ON_SHUTDOWN, TARGET
-from continuation.shortage import RETRY_SECONDS, refusals
 
 logger = logging.getLogger(__name__)
 

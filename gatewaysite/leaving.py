@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from continuation import reactor
+from continuation.downstream import reactor
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from typing import Any
 
-from continuation import audit, client
+from continuation import audit
+from continuation.downstream import client
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,10 @@ from twisted.logger import (
     globalLogBeginner,
 )
 
-from continuation import audit, client, health
+from continuation import audit, health
+from continuation.downstream import client
+from continuation.downstream.shortage import Notice
 from continuation.resume import generation, stores
-from continuation.shortage import Notice
 from gatewaysite import descriptors
 from gatewaysite.connection import Channel, Factory
 from gatewaysite.exchange import Exchange

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.http import HttpRequest
 
 from continuation import metrics
-from continuation.client import Upstream
+from continuation.downstream.client import Upstream
 from continuation.guard import Origin, relay_for
 from continuation.plan import Guarded
 from continuation.resume import generation, stores, tokens

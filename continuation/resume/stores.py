@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 from django.conf import settings
 
-from continuation import client, metrics
+from continuation import metrics
+from continuation.downstream import client
 from continuation.resume import generation, takeover
 from continuation.resume.log import Limits, Store
 from continuation.resume.memory import MemoryStore

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 
-from continuation import audit, client
+from continuation import audit
+from continuation.downstream import client
 from gatewaysite import websocket
 from gatewaysite.lifespan import lifespan
 from tests.harness.client import call

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from continuation import relay as relaying
-from continuation.client import Upstream
+from continuation.downstream.client import Upstream
 from continuation.events import StreamRecord
 from continuation.relay import Relay
 from continuation.resume import generation

@@ -5,8 +5,8 @@ import errno
 import httpx
 import pytest
 
-from continuation.failures import status_for
-from continuation.shortage import Notice
+from continuation.downstream.shortage import Notice
+from continuation.downstream.troubles import status_for
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation import client, relay
+from continuation import relay
+from continuation.downstream import client
 from continuation.events import Failure, StreamRecord
 from continuation.guard import Origin
 from continuation.http.headers import RawHeaders

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from continuation import render_generate
-from continuation.client import Upstream
+from continuation.downstream.client import Upstream
 from continuation.plan import Guarded
 from continuation.render_generate import _generated, _Route
 from continuation.splice import OpenTokens

@@ -9,9 +9,9 @@ import aiohttp
 import httpx
 import pytest
 
-from continuation.failures import status_for
+from continuation.downstream.transport import AiohttpTransport, Body
+from continuation.downstream.troubles import status_for
 from continuation.http.headers import end_to_end, framing_fault
-from continuation.transport import AiohttpTransport, Body
 from tests.harness.wire import Wire
 
 

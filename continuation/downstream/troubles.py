@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 from aiohttp.http import HttpProcessingError
 
-from continuation.shortage import is_shortage
+from continuation.downstream.shortage import is_shortage
 
 
 def describe(trouble: BaseException) -> str:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import httpx
 from django.conf import settings
 
-from continuation import reactor
+from continuation.downstream import reactor
+from continuation.downstream.transport import AiohttpTransport
 from continuation.http.headers import RawHeaders
-from continuation.transport import AiohttpTransport
 from continuation.usage import Delivered
 
 _closed: asyncio.AbstractEventLoop | None = None
