@@ -14,8 +14,8 @@ from continuation.http.threads import worked_out
 from continuation.plan import Choice, Guarded
 from continuation.relay import Relay
 from continuation.render_generate import DERENDER, open_tokens
+from continuation.shapes.chat.usage import Estimator
 from continuation.splice import OpenLeg, OpenTokens, Options, Splice
-from continuation.usage import Estimator
 
 MB = 2**20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from continuation.chunks import (
+from continuation.shapes.chat.chunks import (
     JSON,
     REASONING_NAMES,
     brings_something_new,

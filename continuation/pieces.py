@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from continuation.chunks import JSON, text_of
+from continuation.shapes.chat.chunks import JSON, text_of
 
 
 class Field(StrEnum):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from continuation.asking import asking_for_ids
-from continuation.chunks import parse
-from continuation.members import has_more_values
-from continuation.usage import Conversation, Estimator
+from continuation.shapes.chat.asking import asking_for_ids
+from continuation.shapes.chat.chunks import parse
+from continuation.shapes.chat.usage import Conversation, Estimator
+from continuation.shapes.members import has_more_values
 from strategies.builders import remaining_budget, truth, whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 

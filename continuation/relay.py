@@ -17,8 +17,8 @@ from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
 from continuation.events import Failure, Outcome, Reason, StreamRecord
 from continuation.render_generate import Refused, ScaleOutMissing
+from continuation.shapes.sse import comment_line
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
-from continuation.sse import comment_line
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from continuation.chunks import (
+from continuation.downstream.client import Readable, Upstream
+from continuation.http.headers import RawHeaders
+from continuation.http.threads import worked_out
+from continuation.rewrite import finish_choice
+from continuation.seam import overlap
+from continuation.shapes.chat.chunks import (
     JSON,
     choices,
     count,
@@ -24,14 +29,10 @@ from continuation.chunks import (
     parse,
     text_of,
 )
-from continuation.downstream.client import Readable, Upstream
-from continuation.http.headers import RawHeaders
-from continuation.http.threads import worked_out
-from continuation.members import Members
-from continuation.rewrite import finish_choice
-from continuation.seam import overlap
+from continuation.shapes.chat.usage import Delivered
+from continuation.shapes.members import Members
+from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder
 from continuation.splice import OpenTokens
-from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder
 from continuation.tokens import (
     Batch,
     Batches,
@@ -43,7 +44,6 @@ from continuation.tokens import (
     seeded_state,
     thoughts_before,
 )
-from continuation.usage import Delivered
 from strategies.builders import whole_number, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from continuation.chunks import (
+from continuation.leg import Leg
+from continuation.pieces import Field, Pieces, TokenLedger, as_told, text_in
+from continuation.seam import Seam
+from continuation.shapes.chat.chunks import (
     JSON,
     REASONING_NAMES,
     choices,
@@ -18,9 +21,6 @@ from continuation.chunks import (
     text_of,
     usage_of,
 )
-from continuation.leg import Leg
-from continuation.pieces import Field, Pieces, TokenLedger, as_told, text_in
-from continuation.seam import Seam
 
 # What an engine reports of the continuation's prompt, which is not the client's.
 PROMPT_KEYS = ("prompt_token_ids", "prompt_text", "prompt_logprobs")

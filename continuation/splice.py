@@ -40,8 +40,14 @@ from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
-from continuation.asking import Unasked, asking_to_continue
-from continuation.chunks import (
+from continuation.decision import State, Verdict, decide
+from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
+from continuation.leg import Leg
+from continuation.plan import Guarded
+from continuation.rewrite import Rewriter, chunk_like, finish_choice
+from continuation.seam import RestartDeparted, Seam
+from continuation.shapes.chat.asking import Unasked, asking_to_continue
+from continuation.shapes.chat.chunks import (
     FAILED_FINISHES,
     JSON,
     calls_tool,
@@ -58,15 +64,9 @@ from continuation.chunks import (
     parse_exact,
     usage_of,
 )
-from continuation.decision import State, Verdict, decide
-from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
-from continuation.leg import Leg
-from continuation.plan import Guarded
-from continuation.rewrite import Rewriter, chunk_like, finish_choice
-from continuation.seam import RestartDeparted, Seam
+from continuation.shapes.chat.usage import Conversation, Delivered, Estimator, delivered, joined_usage
+from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.shelf import Shelf
-from continuation.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
-from continuation.usage import Conversation, Delivered, Estimator, delivered, joined_usage
 from continuation.wording import failed_message, first_line
 from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial

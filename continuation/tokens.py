@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from continuation.chunks import (
+from continuation.pieces import Field, Pieces, Token, TokenLedger, as_told, first, text_in, without_first
+from continuation.shapes.chat.chunks import (
     JSON,
     REASONING_NAMES,
     choices,
@@ -26,7 +27,6 @@ from continuation.chunks import (
     text_of,
     usage_of,
 )
-from continuation.pieces import Field, Pieces, Token, TokenLedger, as_told, first, text_in, without_first
 
 # The first batches, in generate chunks: the first one goes out at once.
 EARLY_BATCHES = (1, 2, 4)

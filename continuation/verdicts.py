@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from continuation.chunks import (
+from continuation.leg import Leg
+from continuation.shapes.chat.chunks import (
     JSON,
     choices,
     count,
@@ -26,8 +27,7 @@ from continuation.chunks import (
     text_of,
     usage_of,
 )
-from continuation.leg import Leg
-from continuation.sse import DONE, Event, EventDecoder
+from continuation.shapes.sse import DONE, Event, EventDecoder
 
 STREAM_BYTES = 2**27
 # So many characters before its last one an answer is near its end.

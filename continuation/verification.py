@@ -22,8 +22,6 @@ from uuid import uuid4
 import httpx
 
 from continuation import verdicts
-from continuation.asking import asking_for_ids
-from continuation.chunks import JSON, choices, count, dump, error_object, parse, text_of
 from continuation.downstream.client import Upstream
 from continuation.downstream.transport import AiohttpTransport
 from continuation.downstream.troubles import describe
@@ -32,9 +30,11 @@ from continuation.http.headers import RawHeaders
 from continuation.plan import Guarded
 from continuation.relay import Relay
 from continuation.render_generate import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens
+from continuation.shapes.chat.asking import asking_for_ids
+from continuation.shapes.chat.chunks import JSON, choices, count, dump, error_object, parse, text_of
+from continuation.shapes.chat.usage import Estimator
+from continuation.shapes.sse import Event
 from continuation.splice import OpenLeg, OpenTokens, Options, Send, Splice
-from continuation.sse import Event
-from continuation.usage import Estimator
 from continuation.variants import (
     GENERIC_TOKENS,
     Knowledge,

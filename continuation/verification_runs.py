@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError
 from django.db import connections, router, transaction
 from django.utils import timezone
 
-from continuation.usage import Estimator
+from continuation.shapes.chat.usage import Estimator
 from continuation.variants import Measured
 from continuation.verification import Order, Progress, Report, Trouble, verify
 from strategies.models import Strategy, VerificationResult, VerificationRun

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from continuation.sse import DONE, EventDecoder
+from continuation.shapes.sse import DONE, EventDecoder
 
 CHAT = "/v1/chat/completions"
 FAULT_HEADER = "X-Simulate-Fault"

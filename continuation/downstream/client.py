@@ -13,7 +13,7 @@ from django.conf import settings
 from continuation.downstream import reactor
 from continuation.downstream.transport import AiohttpTransport
 from continuation.http.headers import RawHeaders
-from continuation.usage import Delivered
+from continuation.shapes.chat.usage import Delivered
 
 _closed: asyncio.AbstractEventLoop | None = None
 _first: list[Callable[[], Coroutine[Any, Any, None]]] = []

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from continuation.chunks import is_error, parse
 from continuation.resume.log import Entry, State
-from continuation.sse import DONE, Event, EventDecoder
+from continuation.shapes.chat.chunks import is_error, parse
+from continuation.shapes.sse import DONE, Event, EventDecoder
 
 _COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A):[^\r\n]*")
 # Of an event that is too large, whose lines come in pieces.

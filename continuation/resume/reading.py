@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from continuation.chunks import event_of
 from continuation.http.response import break_off
 from continuation.relay import KEEPALIVE
 from continuation.resume.log import Cursor, Log, Piece, Reader, Standing, State, StoreAway
 from continuation.resume.numbering import closing, ending_of
+from continuation.shapes.chat.chunks import event_of
 
 logger = logging.getLogger(__name__)
 

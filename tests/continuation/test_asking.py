@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from continuation.asking import Unasked, asking_for_ids
 from continuation.events import Failure
+from continuation.shapes.chat.asking import Unasked, asking_for_ids
 from continuation.splice import OpenLeg, OpenTokens
 from strategies.types import CompiledStrategy, Engine, Fallback
 from tests.continuation.playbook import DONE, ID, Play, chunk, content, event, role, tokens, told

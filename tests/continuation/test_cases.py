@@ -8,8 +8,8 @@ import pytest
 
 from continuation import audit
 from continuation.events import Failure
+from continuation.shapes.chat.usage import Estimator
 from continuation.splice import Phase
-from continuation.usage import Estimator
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.asking import asking_to_continue
-from continuation.chunks import parse_exact
-from continuation.members import LARGEST_SLICE, Members, has_more_values
+from continuation.shapes.chat.asking import asking_to_continue
+from continuation.shapes.chat.chunks import parse_exact
+from continuation.shapes.members import LARGEST_SLICE, Members, has_more_values
 from strategies.builders import FIELDS_READ, continuation_body
 from strategies.types import GENERIC, Partial
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuation.plan import MOST_VALUES, Choice, Guarded, Passthrough, plan
-from continuation.usage import Conversation, Estimator
+from continuation.shapes.chat.usage import Conversation, Estimator
 from strategies.types import GENERIC, CompiledStrategy, StrategyBook
 
 BASE: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}

@@ -6,15 +6,15 @@ import sys
 import pytest
 
 CORE = [
-    "continuation.sse",
-    "continuation.chunks",
+    "continuation.shapes.sse",
+    "continuation.shapes.chat.chunks",
     "continuation.leg",
-    "continuation.usage",
+    "continuation.shapes.chat.usage",
     "continuation.pieces",
     "continuation.seam",
     "continuation.shelf",
-    "continuation.asking",
-    "continuation.members",
+    "continuation.shapes.chat.asking",
+    "continuation.shapes.members",
     "continuation.tokens",
     "continuation.verdicts",
     "continuation.variants",

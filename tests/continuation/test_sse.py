@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.sse import Event, EventDecoder, closed, comment_line
+from continuation.shapes.sse import Event, EventDecoder, closed, comment_line
 
 LIMIT = 2**20
 

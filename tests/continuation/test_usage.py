@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from continuation.usage import Delivered, Estimator, delivered, joined_usage
+from continuation.shapes.chat.usage import Delivered, Estimator, delivered, joined_usage
 
 EST = Estimator()
 

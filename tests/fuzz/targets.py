@@ -12,16 +12,6 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from continuation.asking import Unasked
-from continuation.chunks import (
-    error_code,
-    error_message,
-    event_of,
-    is_client_error,
-    is_error,
-    parse,
-    usage_of,
-)
 from continuation.events import Failure
 from continuation.leg import Leg
 from continuation.pieces import Field, Piece
@@ -30,9 +20,19 @@ from continuation.resume.log import Entry
 from continuation.resume.numbering import Numbering
 from continuation.rewrite import Rewriter
 from continuation.seam import RestartDeparted, Seam
+from continuation.shapes.chat.asking import Unasked
+from continuation.shapes.chat.chunks import (
+    error_code,
+    error_message,
+    event_of,
+    is_client_error,
+    is_error,
+    parse,
+    usage_of,
+)
+from continuation.shapes.chat.usage import Estimator, delivered, joined_usage
+from continuation.shapes.sse import Event, EventDecoder, closed
 from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
-from continuation.sse import Event, EventDecoder, closed
-from continuation.usage import Estimator, delivered, joined_usage
 from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback, Partial
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.fuzz.reading import LINE_END, blocks

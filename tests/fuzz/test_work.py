@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from continuation.chunks import parse
 from continuation.events import Failure
 from continuation.leg import Leg
+from continuation.shapes.chat.chunks import parse
 from continuation.splice import Phase, Send
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.playbook import DONE, ID, ID2, Play, chunk, content, event, reasoning, tokens

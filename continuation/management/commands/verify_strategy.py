@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from continuation import verification_runs
-from continuation.chunks import JSON
+from continuation.shapes.chat.chunks import JSON
 from continuation.variants import LABELS, Measured, percent, shown
 from continuation.verdicts import Place
 from continuation.verification import DEFAULT_PROMPTS, Order, Progress, Report, Trouble, prompts_in

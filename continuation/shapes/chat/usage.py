@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from continuation.chunks import JSON, count, reasoning_tokens
+from continuation.shapes.chat.chunks import JSON, count, reasoning_tokens
 from continuation.wording import opening_of
 
 # Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from continuation.sse import Event, data_event
+from continuation.shapes.sse import Event, data_event
 
 JSON = dict[str, Any]
 _DIGITS = re.compile("[0-9]{1,9}")
