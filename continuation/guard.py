@@ -15,7 +15,7 @@ from continuation.plan import Choice, Guarded
 from continuation.relay import Relay
 from continuation.render_generate import DERENDER, open_tokens
 from continuation.shapes.chat.usage import Estimator
-from continuation.splice import OpenLeg, OpenTokens, Options, Splice
+from continuation.splice.machine import OpenLeg, OpenTokens, Options, Splice
 
 MB = 2**20
 

@@ -18,7 +18,7 @@ from continuation.downstream.troubles import describe
 from continuation.events import Failure, Outcome, Reason, StreamRecord
 from continuation.render_generate import Refused, ScaleOutMissing
 from continuation.shapes.sse import comment_line
-from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
+from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 
 logger = logging.getLogger(__name__)
 

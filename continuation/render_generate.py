@@ -15,8 +15,6 @@ from typing import Any
 from continuation.downstream.client import Readable, Upstream
 from continuation.http.headers import RawHeaders
 from continuation.http.threads import worked_out
-from continuation.rewrite import finish_choice
-from continuation.seam import overlap
 from continuation.shapes.chat.chunks import (
     JSON,
     choices,
@@ -32,7 +30,9 @@ from continuation.shapes.chat.chunks import (
 from continuation.shapes.chat.usage import Delivered
 from continuation.shapes.members import Members
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder
-from continuation.splice import OpenTokens
+from continuation.splice.machine import OpenTokens
+from continuation.splice.rewrite import finish_choice
+from continuation.splice.seam import overlap
 from continuation.tokens import (
     Batch,
     Batches,

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from continuation.pieces import Field, Pieces, Token, TokenLedger, as_told, first, text_in, without_first
 from continuation.shapes.chat.chunks import (
     JSON,
     REASONING_NAMES,
@@ -26,6 +25,16 @@ from continuation.shapes.chat.chunks import (
     ids_in,
     text_of,
     usage_of,
+)
+from continuation.splice.pieces import (
+    Field,
+    Pieces,
+    Token,
+    TokenLedger,
+    as_told,
+    first,
+    text_in,
+    without_first,
 )
 
 # The first batches, in generate chunks: the first one goes out at once.

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from continuation.leg import Leg
 from continuation.shapes.chat.chunks import (
     JSON,
     choices,
@@ -28,6 +27,7 @@ from continuation.shapes.chat.chunks import (
     usage_of,
 )
 from continuation.shapes.sse import DONE, Event, EventDecoder
+from continuation.splice.leg import Leg
 
 STREAM_BYTES = 2**27
 # So many characters before its last one an answer is near its end.

@@ -34,7 +34,7 @@ from continuation.shapes.chat.asking import asking_for_ids
 from continuation.shapes.chat.chunks import JSON, choices, count, dump, error_object, parse, text_of
 from continuation.shapes.chat.usage import Estimator
 from continuation.shapes.sse import Event
-from continuation.splice import OpenLeg, OpenTokens, Options, Send, Splice
+from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
 from continuation.variants import (
     GENERIC_TOKENS,
     Knowledge,

@@ -36,7 +36,7 @@ from continuation.plan import Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
-from continuation.splice import Splice
+from continuation.splice.machine import Splice
 from strategies import cache
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from continuation.resume import generation, stores, tokens
 from continuation.resume.log import START, Writer
 from continuation.resume.readers import names, reading_for, says
 from continuation.resume.takeover import packed
-from continuation.splice import Splice
+from continuation.splice.machine import Splice
 
 logger = logging.getLogger(__name__)
 

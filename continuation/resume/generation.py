@@ -15,7 +15,7 @@ from continuation.events import Reason
 from continuation.relay import Relay
 from continuation.resume.log import State, Store, StoreAway, Writer
 from continuation.resume.numbering import Numbering, ending_of
-from continuation.splice import Phase, interrupted_event
+from continuation.splice.machine import Phase, interrupted_event
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from continuation.relay import Relay
 from continuation.resume import generation
 from continuation.resume.log import Entry, State, Store, Taken
 from continuation.resume.numbering import Numbering, closing, ending_of
-from continuation.splice import interrupted_event
+from continuation.splice.machine import interrupted_event
 from strategies import cache
 
 logger = logging.getLogger(__name__)

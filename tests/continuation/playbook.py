@@ -11,7 +11,7 @@ from typing import Any
 from continuation.events import Failure, StreamRecord
 from continuation.plan import Guarded
 from continuation.shapes.sse import Event, EventDecoder
-from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
+from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
 from strategies.types import GENERIC, CompiledStrategy
 
 QUESTION = {"role": "user", "content": "Tell me of the sea."}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuation.events import Failure
-from continuation.splice import Phase
+from continuation.splice.machine import Phase
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.playbook import (
     DONE,

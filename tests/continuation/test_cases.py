@@ -9,7 +9,7 @@ import pytest
 from continuation import audit
 from continuation.events import Failure
 from continuation.shapes.chat.usage import Estimator
-from continuation.splice import Phase
+from continuation.splice.machine import Phase
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,

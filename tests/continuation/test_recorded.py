@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuation.events import Failure
-from continuation.splice import Phase
+from continuation.splice.machine import Phase
 from tests.continuation.playbook import DONE, Play, Told, chunk, content, told
 from tests.continuation.recorded import Recorded, recorded, rest_of
 

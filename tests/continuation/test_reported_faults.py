@@ -12,9 +12,9 @@ from django.test import AsyncClient
 
 from continuation import audit, views
 from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
-from continuation.splice import Phase
+from continuation.splice.machine import Phase
+from continuation.splice.wording import failed_message
 from continuation.tokens import Batch, ChatChunks
-from continuation.wording import failed_message
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from continuation.pieces import Field, Piece, text_in
-from continuation.seam import RestartDeparted, Seam
+from continuation.splice.pieces import Field, Piece, text_in
+from continuation.splice.seam import RestartDeparted, Seam
 from strategies.types import CompiledStrategy, Partial
 
 R, C = Field.REASONING, Field.CONTENT

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from continuation.events import Failure
-from continuation.splice import NEXT, Phase
+from continuation.splice.machine import NEXT, Phase
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,
@@ -721,13 +721,13 @@ def test_a_fault_of_our_own_leaves_leg_1_alone_and_ends_leg_2(monkeypatch: pytes
     def broken(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("continuation.leg.Leg.absorb", broken)
+    monkeypatch.setattr("continuation.splice.leg.Leg.absorb", broken)
     stream = role() + content("x") + chunk({}, "stop") + DONE
     play = Play().reads(stream)
     assert play.sent == stream
     monkeypatch.undo()
     play = Play().reads(content("x")).ends()
-    monkeypatch.setattr("continuation.rewrite.Rewriter.chunk", broken)
+    monkeypatch.setattr("continuation.splice.rewrite.Rewriter.chunk", broken)
     play.leg2(content("y", ID2)).failed()
     assert play.record.reason == "internal_error"
 

@@ -25,7 +25,7 @@ from continuation.resume.log import Entry, Limits, Standing, State, StoreAway, T
 from continuation.resume.memory import MemoryStore, MemoryWriter
 from continuation.resume.numbering import Numbering
 from continuation.resume.takeover import packed, stop_orphan, take_over, unpacked
-from continuation.splice import Phase, Splice
+from continuation.splice.machine import Phase, Splice
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import (

@@ -8,7 +8,7 @@ from continuation import render_generate
 from continuation.downstream.client import Upstream
 from continuation.plan import Guarded
 from continuation.render_generate import _generated, _Route
-from continuation.splice import OpenTokens
+from continuation.splice.machine import OpenTokens
 from strategies.types import CompiledStrategy, Partial
 
 CHUNK = b'data: {"choices": [{"index": 0, "token_ids": [5]}]}'

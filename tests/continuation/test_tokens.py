@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.pieces import Field, Piece, Pieces, text_in
+from continuation.splice.pieces import Field, Piece, Pieces, text_in
 from continuation.tokens import (
     Batch,
     Batches,

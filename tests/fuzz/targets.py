@@ -13,13 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from continuation.events import Failure
-from continuation.leg import Leg
-from continuation.pieces import Field, Piece
 from continuation.plan import Guarded
 from continuation.resume.log import Entry
 from continuation.resume.numbering import Numbering
-from continuation.rewrite import Rewriter
-from continuation.seam import RestartDeparted, Seam
 from continuation.shapes.chat.asking import Unasked
 from continuation.shapes.chat.chunks import (
     error_code,
@@ -32,7 +28,11 @@ from continuation.shapes.chat.chunks import (
 )
 from continuation.shapes.chat.usage import Estimator, delivered, joined_usage
 from continuation.shapes.sse import Event, EventDecoder, closed
-from continuation.splice import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
+from continuation.splice.leg import Leg
+from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
+from continuation.splice.pieces import Field, Piece
+from continuation.splice.rewrite import Rewriter
+from continuation.splice.seam import RestartDeparted, Seam
 from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback, Partial
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.fuzz.reading import LINE_END, blocks

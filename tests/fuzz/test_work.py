@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from continuation.events import Failure
-from continuation.leg import Leg
 from continuation.shapes.chat.chunks import parse
-from continuation.splice import Phase, Send
+from continuation.splice.leg import Leg
+from continuation.splice.machine import Phase, Send
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.playbook import DONE, ID, ID2, Play, chunk, content, event, reasoning, tokens
 

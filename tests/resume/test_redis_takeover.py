@@ -24,7 +24,7 @@ from continuation.resume.lines import Command
 from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
 from continuation.resume.redis import RELEASED_TIMES, RedisStore
 from continuation.resume.scripts import CLAIM, RELEASE, keys_of, lease_of
-from continuation.splice import Phase
+from continuation.splice.machine import Phase
 from tests.harness.gateway import ROOT
 from tests.harness.redis import RedisServer
 from tests.resume.conftest import KEY

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuation.shapes.chat.chunks import JSON, count, reasoning_tokens
-from continuation.wording import opening_of
+from continuation.splice.wording import opening_of
 
 # Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.
 _CJK = re.compile(

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from continuation.leg import Leg
-from continuation.pieces import Field, Pieces, TokenLedger, as_told, text_in
-from continuation.seam import Seam
 from continuation.shapes.chat.chunks import (
     JSON,
     REASONING_NAMES,
@@ -21,6 +18,9 @@ from continuation.shapes.chat.chunks import (
     text_of,
     usage_of,
 )
+from continuation.splice.leg import Leg
+from continuation.splice.pieces import Field, Pieces, TokenLedger, as_told, text_in
+from continuation.splice.seam import Seam
 
 # What an engine reports of the continuation's prompt, which is not the client's.
 PROMPT_KEYS = ("prompt_token_ids", "prompt_text", "prompt_logprobs")

@@ -40,12 +40,8 @@ from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
-from continuation.decision import State, Verdict, decide
 from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
-from continuation.leg import Leg
 from continuation.plan import Guarded
-from continuation.rewrite import Rewriter, chunk_like, finish_choice
-from continuation.seam import RestartDeparted, Seam
 from continuation.shapes.chat.asking import Unasked, asking_to_continue
 from continuation.shapes.chat.chunks import (
     FAILED_FINISHES,
@@ -66,8 +62,12 @@ from continuation.shapes.chat.chunks import (
 )
 from continuation.shapes.chat.usage import Conversation, Delivered, Estimator, delivered, joined_usage
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
-from continuation.shelf import Shelf
-from continuation.wording import failed_message, first_line
+from continuation.splice.decision import State, Verdict, decide
+from continuation.splice.leg import Leg
+from continuation.splice.rewrite import Rewriter, chunk_like, finish_choice
+from continuation.splice.seam import RestartDeparted, Seam
+from continuation.splice.shelf import Shelf
+from continuation.splice.wording import failed_message, first_line
 from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 

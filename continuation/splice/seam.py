@@ -17,7 +17,7 @@ from __future__ import annotations
 from os.path import commonprefix
 from typing import Protocol
 
-from continuation.pieces import Field, Piece, Pieces, first, text_in, without_first
+from continuation.splice.pieces import Field, Piece, Pieces, first, text_in, without_first
 from strategies.types import CompiledStrategy, Partial
 
 RESTART_CHARS = 40
