@@ -22,8 +22,8 @@ from django.db import DataError, Error, IntegrityError, connection, models
 from django.utils import timezone
 
 from continuation import metrics
-from continuation.events import StreamRecord
 from continuation.models import ContinuationEvent
+from continuation.vocabulary import StreamRecord
 from strategies.models import Strategy
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from typing import ParamSpec, Protocol
 
 from django.conf import settings
 
-from continuation.events import StreamRecord
 from continuation.plan import PassReason
+from continuation.vocabulary import StreamRecord
 
 # prometheus_client looks there when it is imported, and takes an empty name for the current directory.
 DIRECTORY: str = settings.PROMETHEUS_MULTIPROC_DIR

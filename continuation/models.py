@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import models
 
-from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from strategies.types import Engine
 
 
@@ -51,7 +51,7 @@ def _seconds(help_text: str) -> Any:
 
 
 class ContinuationEvent(models.Model):
-    """The fields of `continuation.events.StreamRecord`, under the same names."""
+    """The fields of `continuation.vocabulary.StreamRecord`, under the same names."""
 
     created_at = models.DateTimeField("when")
     request_id = models.CharField("request id", max_length=200)

@@ -15,10 +15,10 @@ import httpx
 from continuation import audit, metrics
 from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
-from continuation.events import Failure, Outcome, Reason, StreamRecord
 from continuation.render_generate import Refused, ScaleOutMissing
 from continuation.shapes.sse import comment_line
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
+from continuation.vocabulary import Failure, Outcome, Reason, StreamRecord
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from continuation import verdicts
 from continuation.downstream.client import Upstream
 from continuation.downstream.transport import AiohttpTransport
 from continuation.downstream.troubles import describe
-from continuation.events import Decision, Reason, StreamRecord
 from continuation.http.headers import RawHeaders
 from continuation.plan import Guarded
 from continuation.relay import Relay
@@ -47,6 +46,7 @@ from continuation.variants import (
     variants,
 )
 from continuation.verdicts import Cut, Finding, Place, Told, Verdict
+from continuation.vocabulary import Decision, Reason, StreamRecord
 from strategies.types import CompiledStrategy, Engine
 
 __all__ = ["DEFAULT_PROMPTS", "Order", "Progress", "Report", "Trouble", "prompts_in", "verify"]

@@ -11,11 +11,11 @@ from contextlib import aclosing, suppress
 from django.conf import settings
 
 from continuation import metrics
-from continuation.events import Reason
 from continuation.relay import Relay
 from continuation.resume.log import State, Store, StoreAway, Writer
 from continuation.resume.numbering import Numbering, ending_of
 from continuation.splice.machine import Phase, interrupted_event
+from continuation.vocabulary import Reason
 
 logger = logging.getLogger(__name__)
 

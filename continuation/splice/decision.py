@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from continuation.events import Decision, Reason, Route
+from continuation.vocabulary import Decision, Reason, Route
 
 
 @dataclass(frozen=True, slots=True)

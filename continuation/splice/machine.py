@@ -40,7 +40,6 @@ from enum import Enum, auto
 from itertools import chain
 from typing import Any
 
-from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
 from continuation.plan import Guarded
 from continuation.shapes.chat.asking import Unasked, asking_to_continue
 from continuation.shapes.chat.chunks import (
@@ -68,6 +67,7 @@ from continuation.splice.rewrite import Rewriter, chunk_like, finish_choice
 from continuation.splice.seam import RestartDeparted, Seam
 from continuation.splice.shelf import Shelf
 from continuation.splice.wording import failed_message, first_line
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
 from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 

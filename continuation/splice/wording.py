@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from continuation.events import Failure, Reason
+from continuation.vocabulary import Failure, Reason
 
 MESSAGE_CHARS = 200
 # From here on some engines repeat the request or the conversation in their errors.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from continuation.events import Failure, StreamRecord
 from continuation.plan import Guarded
 from continuation.shapes.sse import Event, EventDecoder
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
+from continuation.vocabulary import Failure, StreamRecord
 from strategies.types import GENERIC, CompiledStrategy
 
 QUESTION = {"role": "user", "content": "Tell me of the sea."}

@@ -14,8 +14,8 @@ from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from continuation import audit
-from continuation.events import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
 from continuation.models import ContinuationEvent
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
 from strategies.models import Strategy
 from tests.continuation.databases import OwnDatabase, own_database
 from tests.harness.gateway import Database, migrated_template

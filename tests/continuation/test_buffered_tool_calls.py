@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuation.events import Failure
 from continuation.splice.machine import Phase
+from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.playbook import (
     DONE,

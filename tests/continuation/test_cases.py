@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from continuation import audit
-from continuation.events import Failure
 from continuation.shapes.chat.usage import Estimator
 from continuation.splice.machine import Phase
+from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,

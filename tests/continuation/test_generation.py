@@ -13,7 +13,6 @@ import pytest
 
 from continuation import relay as relaying
 from continuation.downstream.client import Upstream
-from continuation.events import StreamRecord
 from continuation.relay import Relay
 from continuation.resume import generation
 from continuation.resume.generation import Generation
@@ -21,6 +20,7 @@ from continuation.resume.hot import WINDOW_BYTES, HotLog, HotReader
 from continuation.resume.log import START, Entry, Limits, State, StoreAway
 from continuation.resume.memory import MemoryStore, MemoryWriter
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Phase, Splice
+from continuation.vocabulary import StreamRecord
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import DONE, ID2, Play, Told, chunk, content, finished, role, told, usage
 from tests.resume.streams import DEADLINE, until

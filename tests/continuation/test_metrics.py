@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from continuation import metrics
-from continuation.events import Failure, Outcome, Reason, Route, StreamRecord
 from continuation.plan import PassReason
 from continuation.resume.hot import Held
+from continuation.vocabulary import Failure, Outcome, Reason, Route, StreamRecord
 from tests.harness.figures import Figures, families, figures, key, moved
 from tests.harness.gateway import ROOT, environment
 

@@ -23,7 +23,7 @@ CORE = [
     "continuation.splice.rewrite",
     "continuation.splice.machine",
     "continuation.splice.wording",
-    "continuation.events",
+    "continuation.vocabulary",
     "continuation.resume.log",
     "continuation.resume.numbering",
     "strategies.types",

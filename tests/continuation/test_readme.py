@@ -10,10 +10,10 @@ import pytest
 from django.conf import settings
 from django.core.management import get_commands
 
-from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
 from continuation.plan import PassReason
 from continuation.resume.views import ERRORS
 from continuation.views import UNDELIVERED
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from gatewaysite.exchange import BROKEN, REFUSED
 from strategies.models import Strategy
 

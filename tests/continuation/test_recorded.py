@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuation.events import Failure
 from continuation.splice.machine import Phase
+from continuation.vocabulary import Failure
 from tests.continuation.playbook import DONE, Play, Told, chunk, content, told
 from tests.continuation.recorded import Recorded, recorded, rest_of
 

@@ -11,10 +11,10 @@ from django.http import Http404
 from django.test import AsyncClient
 
 from continuation import audit, views
-from continuation.events import Case, Decision, Failure, Outcome, Reason, Route
 from continuation.splice.machine import Phase
 from continuation.splice.wording import failed_message
 from continuation.tokens import Batch, ChatChunks
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuation.events import Failure
+from continuation.vocabulary import Failure
 from strategies.types import GENERIC, CompiledStrategy
 from tests.continuation.playbook import DONE, ID2, Play, chunk, content, event, reasoning, role, usage
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from continuation.events import Failure
 from continuation.splice.machine import Phase
+from continuation.vocabulary import Failure
 from tests.continuation.playbook import ID2, Play, chunk, content, role, usage
 
 WITH_USAGE = {"stream_options": {"include_usage": True}}

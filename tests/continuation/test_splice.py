@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from continuation.events import Failure
 from continuation.splice.machine import NEXT, Phase
+from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,

@@ -16,8 +16,8 @@ from hypothesis import event as tally
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from continuation.events import Failure
 from continuation.splice.machine import Phase
+from continuation.vocabulary import Failure
 from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback
 from tests.continuation.playbook import DONE, ID, ID2, Play, Told, chunk, event, tokens, told
 from tests.fuzz.reading import Said, blocks, said, words

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from continuation.events import Failure
 from continuation.plan import Guarded
 from continuation.resume.log import Entry
 from continuation.resume.numbering import Numbering
@@ -33,6 +32,7 @@ from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, O
 from continuation.splice.pieces import Field, Piece
 from continuation.splice.rewrite import Rewriter
 from continuation.splice.seam import RestartDeparted, Seam
+from continuation.vocabulary import Failure
 from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback, Partial
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.fuzz.reading import LINE_END, blocks

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from continuation.events import Failure
 from continuation.shapes.chat.chunks import parse
 from continuation.splice.leg import Leg
 from continuation.splice.machine import Phase, Send
+from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.playbook import DONE, ID, ID2, Play, chunk, content, event, reasoning, tokens
 
