@@ -18,7 +18,6 @@ from continuation import metrics
 from continuation.downstream.client import Upload, Upstream, open_upstream
 from continuation.downstream.shortage import RETRY_SECONDS, refusals
 from continuation.downstream.troubles import describe, status_for
-from continuation.guard import MB, Origin, choice, relay_for, splice_for
 from continuation.http.headers import RawHeaders, end_to_end, json_error, with_headers
 from continuation.http.incoming import (
     body_size,
@@ -37,6 +36,7 @@ from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
 from continuation.splice.machine import Splice
+from continuation.wiring import MB, Origin, choice, relay_for, splice_for
 from strategies import cache
 
 logger = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from django.http import HttpRequest
 
 from continuation import metrics
 from continuation.downstream.client import Upstream
-from continuation.guard import Origin, relay_for
 from continuation.plan import Guarded
 from continuation.resume import generation, stores, tokens
 from continuation.resume.log import START, Writer
 from continuation.resume.readers import names, reading_for, says
 from continuation.resume.takeover import packed
 from continuation.splice.machine import Splice
+from continuation.wiring import Origin, relay_for
 
 logger = logging.getLogger(__name__)
 

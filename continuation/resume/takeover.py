@@ -12,7 +12,6 @@ import orjson
 from django.conf import settings
 
 from continuation import metrics
-from continuation.guard import Origin, choice, relay_for, splice_for
 from continuation.http.headers import RawHeaders, is_named
 from continuation.plan import Guarded, plan
 from continuation.relay import Relay
@@ -21,6 +20,7 @@ from continuation.resume.log import Entry, State, Store, Taken
 from continuation.resume.numbering import Numbering, closing, ending_of
 from continuation.splice.machine import interrupted_event
 from continuation.vocabulary import Failure, Reason
+from continuation.wiring import Origin, choice, relay_for, splice_for
 from strategies import cache
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from continuation import relay
 from continuation.downstream import client
-from continuation.guard import Origin
 from continuation.http.headers import RawHeaders
 from continuation.resume import generation, takeover
 from continuation.resume.hot import Held, HotLog
@@ -26,6 +25,7 @@ from continuation.resume.numbering import Numbering
 from continuation.resume.takeover import packed, stop_orphan, take_over, unpacked
 from continuation.splice.machine import Phase, Splice
 from continuation.vocabulary import Failure, StreamRecord
+from continuation.wiring import Origin
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import (
