@@ -15,9 +15,9 @@ import httpx
 from continuation import audit, metrics
 from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
-from continuation.render_generate import Refused, ScaleOutMissing
 from continuation.shapes.sse import comment_line
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
+from continuation.token_route.route import Refused, ScaleOutMissing
 from continuation.vocabulary import Failure, Outcome, Reason, StreamRecord
 
 logger = logging.getLogger(__name__)

@@ -28,12 +28,12 @@ from continuation.downstream.troubles import describe
 from continuation.http.headers import RawHeaders
 from continuation.plan import Guarded
 from continuation.relay import Relay
-from continuation.render_generate import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens
 from continuation.shapes.chat.asking import asking_for_ids
 from continuation.shapes.chat.chunks import JSON, choices, count, dump, error_object, parse, text_of
 from continuation.shapes.chat.usage import Estimator
 from continuation.shapes.sse import Event
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
+from continuation.token_route.route import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens
 from continuation.variants import (
     GENERIC_TOKENS,
     Knowledge,

@@ -13,9 +13,9 @@ from continuation.http.headers import RawHeaders, with_headers
 from continuation.http.threads import worked_out
 from continuation.plan import Choice, Guarded
 from continuation.relay import Relay
-from continuation.render_generate import DERENDER, open_tokens
 from continuation.shapes.chat.usage import Estimator
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Splice
+from continuation.token_route.route import DERENDER, open_tokens
 
 MB = 2**20
 

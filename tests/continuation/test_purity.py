@@ -15,7 +15,7 @@ CORE = [
     "continuation.splice.shelf",
     "continuation.shapes.chat.asking",
     "continuation.shapes.members",
-    "continuation.tokens",
+    "continuation.token_route.ids",
     "continuation.verdicts",
     "continuation.variants",
     "continuation.plan",

@@ -13,7 +13,7 @@ from django.test import AsyncClient
 from continuation import audit, views
 from continuation.splice.machine import Phase
 from continuation.splice.wording import failed_message
-from continuation.tokens import Batch, ChatChunks
+from continuation.token_route.ids import Batch, ChatChunks
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from continuation import render_generate
 from continuation.downstream.client import Upstream
 from continuation.plan import Guarded
-from continuation.render_generate import _generated, _Route
 from continuation.splice.machine import OpenTokens
+from continuation.token_route import route
+from continuation.token_route.route import _generated, _Route
 from strategies.types import CompiledStrategy, Partial
 
 CHUNK = b'data: {"choices": [{"index": 0, "token_ids": [5]}]}'
@@ -43,7 +43,7 @@ async def generated(body: Reads) -> list[object]:
 
 
 async def test_an_event_without_end_is_not_gathered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_generate, "EVENT_BYTES", 100)
+    monkeypatch.setattr(route, "EVENT_BYTES", 100)
     body = Reads(CHUNK + b"\n\n", b"data: ", *[b"x" * 60] * 50)
     first, raw = await generated(body)
     assert first == {"choices": [{"index": 0, "token_ids": [5]}]}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuation.splice.pieces import Field, Piece, Pieces, text_in
-from continuation.tokens import (
+from continuation.token_route.ids import (
     Batch,
     Batches,
     ChatChunks,

@@ -33,7 +33,7 @@ from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder
 from continuation.splice.machine import OpenTokens
 from continuation.splice.rewrite import finish_choice
 from continuation.splice.seam import overlap
-from continuation.tokens import (
+from continuation.token_route.ids import (
     Batch,
     Batches,
     ChatChunks,
