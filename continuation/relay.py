@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from continuation import audit, metrics
+from continuation import metrics
+from continuation.audit import writer
 from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
 from continuation.shapes.sse import comment_line
@@ -275,7 +276,7 @@ def keep(record: StreamRecord | None) -> None:
         record.route,
         " ".join(filter(None, (record.outcome, record.reason))),
     )
-    audit.record(record)
+    writer.record(record)
 
 
 async def _let_end(body: Readable) -> None:

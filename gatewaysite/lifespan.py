@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from continuation import audit
+from continuation.audit import writer
 from continuation.downstream import client
 
 logger = logging.getLogger(__name__)
@@ -31,4 +31,4 @@ async def put_away(seconds: float) -> None:
     try:
         await client.close_shared()
     finally:
-        await asyncio.to_thread(audit.flush, seconds)
+        await asyncio.to_thread(writer.flush, seconds)

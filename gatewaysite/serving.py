@@ -30,7 +30,8 @@ from twisted.logger import (
     globalLogBeginner,
 )
 
-from continuation import audit, health
+from continuation import health
+from continuation.audit import writer
 from continuation.downstream import client
 from continuation.downstream.shortage import Notice
 from continuation.resume import generation, stores
@@ -132,7 +133,7 @@ class Server(DaphneServer):  # type: ignore[misc]
     async def _start(self) -> None:
         try:
             await client.open_shared()
-            audit.start()
+            writer.start()
             stores.open_early()
             self.at_the_door = True
             self._let_in(self._listener.open(self.http_factory))

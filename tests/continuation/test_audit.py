@@ -13,7 +13,7 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
-from continuation import audit
+from continuation.audit import writer as audit
 from continuation.models import ContinuationEvent
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
 from strategies.models import Strategy
@@ -464,7 +464,7 @@ def test_rows_wait_for_a_database_that_is_away(
     database_away: Callable[[], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "continuation.audit")
+    caplog.set_level(logging.INFO, "continuation.audit.writer")
     one = writer(gather=LONG)
     for number in range(3):
         one.record(note(f"r-{number}"))

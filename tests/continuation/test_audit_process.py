@@ -21,7 +21,7 @@ import os, sys, time
 import django
 django.setup()
 from django.utils import timezone
-from continuation import audit
+from continuation.audit import writer as audit
 from continuation.vocabulary import StreamRecord
 
 def note(name, count):
@@ -143,7 +143,7 @@ def test_sigterm_under_daphne_loses_no_row(database: Path, tmp_path: Path) -> No
             """
             from gatewaysite.asgi import application as gateway
             from django.utils import timezone
-            from continuation import audit
+            from continuation.audit import writer as audit
             from continuation.vocabulary import StreamRecord
 
             async def application(scope, receive, send):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 
-from continuation import audit
+from continuation.audit import writer
 from continuation.downstream import client
 from gatewaysite import websocket
 from gatewaysite.lifespan import lifespan
@@ -164,7 +164,7 @@ async def test_a_lifespan_starts_and_its_end_writes_the_audit_last(monkeypatch: 
         done.append("downstream closed")
 
     monkeypatch.setattr(client, "close_shared", close_shared)
-    monkeypatch.setattr(audit, "flush", lambda timeout: done.append(f"flushed within {timeout:g} s"))
+    monkeypatch.setattr(writer, "flush", lambda timeout: done.append(f"flushed within {timeout:g} s"))
     server = ApplicationCommunicator(lifespan, {"type": "lifespan"})
     await server.send_input({"type": "lifespan.startup"})
     assert await server.receive_output() == {"type": "lifespan.startup.complete"}
@@ -184,7 +184,7 @@ async def test_a_shutdown_that_fails_says_so_and_writes_the_audit_all_the_same(
         raise OSError("stuck")
 
     monkeypatch.setattr(client, "close_shared", close_shared)
-    monkeypatch.setattr(audit, "flush", lambda timeout: done.append("flushed"))
+    monkeypatch.setattr(writer, "flush", lambda timeout: done.append("flushed"))
     server = ApplicationCommunicator(lifespan, {"type": "lifespan"})
     await server.send_input({"type": "lifespan.shutdown"})
     assert await server.receive_output() == {"type": "lifespan.shutdown.failed", "message": "OSError: stuck"}

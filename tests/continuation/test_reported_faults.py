@@ -10,7 +10,8 @@ from django.core.exceptions import SuspiciousOperation
 from django.http import Http404
 from django.test import AsyncClient
 
-from continuation import audit, views
+from continuation import views
+from continuation.audit import writer
 from continuation.splice.machine import Phase
 from continuation.splice.wording import failed_message
 from continuation.token_route.ids import Batch, ChatChunks
@@ -151,7 +152,7 @@ def test_each_word_of_the_audit_is_earned_by_a_stream_and_is_in_its_row(
 ) -> None:
     assert set(streams) == set(words)
     for word, stream in streams.items():
-        row = audit.event_of(stream().record)
+        row = writer.event_of(stream().record)
         assert getattr(row, column) == word
         row.clean_fields(exclude=["strategy"])  # a choice that the column knows
 

@@ -193,7 +193,7 @@ async def test_equal_continuation_requests_are_sent_once() -> None:
 
 async def test_nothing_of_a_verification_is_audited(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
-    monkeypatch.setattr("continuation.audit.record", kept.append)
+    monkeypatch.setattr("continuation.audit.writer.record", kept.append)
     report = await verified(HOUSE, "sglang", "generic", cuts=1)
     assert report.configured.total.exact
     assert not kept
