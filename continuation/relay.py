@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from continuation import metrics
 from continuation.audit import writer
 from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
+from continuation.metrics import noting
 from continuation.shapes.sse import comment_line
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.token_route.route import Refused, ScaleOutMissing
@@ -157,13 +157,13 @@ class Relay:
         if not self._has_begun:
             self._has_begun = True
             if self.keeps_record:
-                metrics.first_event(now - self.splice.started_at)
+                noting.first_event(now - self.splice.started_at)
 
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
         if self._asked_at and read:
             if self.keeps_record:
-                metrics.leg2_first_byte(now - self._asked_at)
+                noting.leg2_first_byte(now - self._asked_at)
             self._asked_at = 0.0
         if not read:
             return self.splice.leg_ended(Failure.EOF, now)
@@ -264,7 +264,7 @@ def _nothing() -> None:
 
 def keep(record: StreamRecord | None) -> None:
     """Into the metrics; and into the log and the audit, unless the stream needed nothing."""
-    metrics.stream_ended(record)
+    noting.stream_ended(record)
     if record is None:
         return
     logger.info(

@@ -14,7 +14,6 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from continuation import metrics
 from continuation.downstream.client import Upload, Upstream, open_upstream
 from continuation.downstream.shortage import RETRY_SECONDS, refusals
 from continuation.downstream.troubles import describe, status_for
@@ -31,6 +30,7 @@ from continuation.http.incoming import (
 )
 from continuation.http.response import RelayResponse, break_off, ends_itself
 from continuation.http.threads import worked_out
+from continuation.metrics import noting
 from continuation.plan import Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
@@ -84,14 +84,14 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
         return _too_large(request)
     configured = choice()
     if size > configured.largest_body:
-        metrics.planned(PassReason.BODY_TOO_LARGE)
+        noting.planned(PassReason.BODY_TOO_LARGE)
         return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
     body = request.read()
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
     book = cache.current()
     planned = await worked_out(size, lambda: plan(body, opted_out, book, configured))
     if isinstance(planned, Passthrough):
-        metrics.planned(planned.reason)
+        noting.planned(planned.reason)
         return await _pass_through(request, planned, body)
     return await _guard(request, planned)
 
@@ -145,11 +145,11 @@ async def _guarded(
         upstream = await _open_leg1(planned, beginning.origin)
     except httpx.HTTPError as trouble:
         beginning.give_up()
-        metrics.planned(metrics.GUARDED)
+        noting.planned(noting.GUARDED)
         return _undelivered(request, trouble, "guarded")
     is_stream = upstream.status == 200 and upstream.is_event_stream
     is_unreadable = is_stream and upstream.is_encoded
-    metrics.planned(PassReason.CONTENT_ENCODED if is_unreadable else metrics.GUARDED)
+    noting.planned(PassReason.CONTENT_ENCODED if is_unreadable else noting.GUARDED)
     if is_unreadable or not is_stream:
         beginning.give_up()
         note = _passed(PassReason.CONTENT_ENCODED) if is_unreadable else "guarded"

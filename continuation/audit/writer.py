@@ -21,7 +21,7 @@ from django.conf import settings
 from django.db import DataError, Error, IntegrityError, connection, models
 from django.utils import timezone
 
-from continuation import metrics
+from continuation.metrics import noting
 from continuation.models import ContinuationEvent
 from continuation.vocabulary import StreamRecord
 from strategies.models import Strategy
@@ -125,7 +125,7 @@ class Writer:
         except Exception:
             with self._changed:
                 self._refused += 1
-                metrics.audit_rows(lost=1)
+                noting.audit_rows(lost=1)
             logger.exception("an audit row is lost")
             return
         if starts_burst:
@@ -168,7 +168,7 @@ class Writer:
         with self._changed:
             if len(self._queue) >= self._rows or self._queued_characters + weight > self._characters:
                 self._refused += 1
-                metrics.audit_rows(lost=1)
+                noting.audit_rows(lost=1)
                 self._burst += 1
                 return self._burst == 1
             self._start_thread()
@@ -190,7 +190,7 @@ class Writer:
         return self._written + self._given_up
 
     def _settle(self, written: int = 0, given_up: int = 0) -> None:
-        metrics.audit_rows(written=written, lost=given_up)
+        noting.audit_rows(written=written, lost=given_up)
         with self._changed:
             self._written += written
             self._given_up += given_up

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.http import HttpResponse
 
-from continuation import metrics
+from continuation.metrics import noting
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -102,6 +102,6 @@ def json_error(
     status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> HttpResponse:
     """An error in the form that OpenAI's clients read; `more` is told beside its message."""
-    metrics.refused(code)
+    noting.refused(code)
     body = json.dumps({"error": {"message": message, "type": kind, "code": code, **more}})
     return HttpResponse(body, status=status, content_type="application/json", headers=headers)

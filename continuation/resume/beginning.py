@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from django.conf import settings
 from django.http import HttpRequest
 
-from continuation import metrics
 from continuation.downstream.client import Upstream
+from continuation.metrics import noting
 from continuation.plan import Guarded
 from continuation.resume import generation, stores, tokens
 from continuation.resume.log import START, Writer
@@ -69,9 +69,9 @@ class Beginning:
         writer = await self._writer()
         if writer is None:
             if self.task is not None:
-                metrics.resumable("unavailable")
+                noting.resumable("unavailable")
             return None
-        metrics.resumable("resumable")
+        noting.resumable("resumable")
         generation.start(relay_for(splice, self.origin, upstream, keepalive=0), writer, stores.current())
         reading = reading_for(self.request, writer.stream_id, writer.log, START)
         return Started(reading.pieces(), names(self.request, writer.stream_id))

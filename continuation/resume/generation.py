@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 
 from django.conf import settings
 
-from continuation import metrics
+from continuation.metrics import noting
 from continuation.relay import Relay
 from continuation.resume.log import State, Store, StoreAway, Writer
 from continuation.resume.numbering import Numbering, ending_of
@@ -246,7 +246,7 @@ def detached() -> int:
 
 
 def _note() -> None:
-    metrics.generations(running(), detached())
+    noting.generations(running(), detached())
 
 
 def find(stream_id: str) -> Generation | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.conf import settings
 from django.http import HttpRequest
 
-from continuation import metrics
 from continuation.http.incoming import headers_of, request_id, scope_of
 from continuation.http.response import ends_itself
+from continuation.metrics import noting
 from continuation.resume import generation, stores, takeover, tokens
 from continuation.resume.log import Cursor, Log
 from continuation.resume.reading import Asked, Reading
@@ -25,7 +25,7 @@ def authorization(request: HttpRequest) -> str:
 
 
 def _issued(stream_id: str, caller: str, position: int | None = None) -> str:
-    metrics.token_issued(Kind.HEADER if position is None else Kind.CHECKPOINT)
+    noting.token_issued(Kind.HEADER if position is None else Kind.CHECKPOINT)
     return tokens.issue(stream_id, caller, position)
 
 

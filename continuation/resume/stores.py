@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from django.conf import settings
 
-from continuation import metrics
 from continuation.downstream import client
+from continuation.metrics import noting
 from continuation.resume import generation, takeover
 from continuation.resume.log import Limits, Store
 from continuation.resume.memory import MemoryStore
@@ -30,7 +30,7 @@ def current() -> Store:
         store = _opened()
         _current = loop, store
         client.before_closing(put_away)
-        metrics.watch_log(lambda: store.held)
+        noting.watch_log(lambda: store.held)
     return _current[1]
 
 
@@ -52,9 +52,7 @@ def _opened() -> Store:
     if not settings.REDIS_URL:
         return MemoryStore(limits)
     seal = Seal(settings.RESUME_ENCRYPTION_KEYS)
-    return RedisStore(
-        settings.REDIS_URL, limits, seal, on_append=metrics.appended, on_missed=metrics.takeover
-    )
+    return RedisStore(settings.REDIS_URL, limits, seal, on_append=noting.appended, on_missed=noting.takeover)
 
 
 async def put_away() -> None:

@@ -11,8 +11,8 @@ from functools import partial
 import orjson
 from django.conf import settings
 
-from continuation import metrics
 from continuation.http.headers import RawHeaders, is_named
+from continuation.metrics import noting
 from continuation.plan import Guarded, plan
 from continuation.relay import Relay
 from continuation.resume import generation
@@ -135,7 +135,7 @@ async def _take_over(store: Store, stream_id: str, headers: RawHeaders) -> bool:
         taken.writer.hand_over()
         raise
     else:
-        metrics.takeover("taken")
+        noting.takeover("taken")
         logger.info("request %s: the stream is taken over", relay.splice.request_id)
         generation.start(relay, taken.writer, store)
     return True
@@ -177,7 +177,7 @@ def _closed(taken: Taken) -> bytes:
 
 def _fail(taken: Taken) -> None:
     """Nothing is known of the stream but its events."""
-    metrics.takeover("failed")
+    noting.takeover("failed")
     reason, failure = Reason.NO_RECOVERABLE_CONTENT, Failure.DISCONNECT
     _end(taken, State.FAILED, interrupted_event(failure, reason, failure))
 

@@ -16,10 +16,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import constant_time_compare
 
-from continuation import metrics
 from continuation.http.headers import json_error
 from continuation.http.incoming import request_id
 from continuation.http.response import RelayResponse
+from continuation.metrics import noting as metrics
 from continuation.resume import generation, stores, tokens
 from continuation.resume.log import Log, Standing, State, StoreAway, after
 from continuation.resume.readers import authorization, names, reading_for

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from continuation import metrics
+from continuation.metrics import noting
 from continuation.plan import PassReason
 from continuation.resume.hot import Held
 from continuation.vocabulary import Failure, Outcome, Reason, Route, StreamRecord
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 
 
 def told(accept: str = "") -> Figures:
-    body, content_type = metrics.told(accept)
+    body, content_type = noting.told(accept)
     return figures(body.decode(), content_type)
 
 
@@ -55,38 +55,38 @@ def record(**changes: Any) -> StreamRecord:
 @pytest.mark.parametrize(
     "note, name, labels",
     [
-        (lambda: metrics.planned(metrics.GUARDED), "chat_requests", {"plan": "guarded"}),
-        (lambda: metrics.planned(PassReason.NO_STRATEGY), "chat_requests", {"plan": "no_strategy"}),
-        (lambda: metrics.refused("not_found"), "refused_requests", {"code": "not_found"}),
-        (lambda: metrics.audit_rows(written=1), "audit_rows", {"state": "written"}),
-        (lambda: metrics.audit_rows(lost=1), "audit_rows", {"state": "lost"}),
+        (lambda: noting.planned(noting.GUARDED), "chat_requests", {"plan": "guarded"}),
+        (lambda: noting.planned(PassReason.NO_STRATEGY), "chat_requests", {"plan": "no_strategy"}),
+        (lambda: noting.refused("not_found"), "refused_requests", {"code": "not_found"}),
+        (lambda: noting.audit_rows(written=1), "audit_rows", {"state": "written"}),
+        (lambda: noting.audit_rows(lost=1), "audit_rows", {"state": "lost"}),
         *[
-            (lambda word=word: metrics.resumable(word), "resumable_streams", {"outcome": word})
-            for word in metrics.RESUMABLE_OUTCOMES
+            (lambda word=word: noting.resumable(word), "resumable_streams", {"outcome": word})
+            for word in noting.RESUMABLE_OUTCOMES
         ],
         *[
-            (lambda word=word: metrics.resumed(word), "resumes", {"outcome": word})
-            for word in metrics.RESUME_OUTCOMES
+            (lambda word=word: noting.resumed(word), "resumes", {"outcome": word})
+            for word in noting.RESUME_OUTCOMES
         ],
         *[
-            (lambda word=word: metrics.token_issued(word), "resume_tokens_issued", {"kind": word})
-            for word in metrics.TOKEN_KINDS
+            (lambda word=word: noting.token_issued(word), "resume_tokens_issued", {"kind": word})
+            for word in noting.TOKEN_KINDS
         ],
         *[
-            (lambda word=word: metrics.token_used(word), "resume_tokens_used", {"kind": word})
-            for word in metrics.TOKEN_KINDS
+            (lambda word=word: noting.token_used(word), "resume_tokens_used", {"kind": word})
+            for word in noting.TOKEN_KINDS
         ],
         *[
-            (lambda word=word: metrics.takeover(word), "takeovers", {"outcome": word})
-            for word in metrics.TAKEOVER_OUTCOMES
+            (lambda word=word: noting.takeover(word), "takeovers", {"outcome": word})
+            for word in noting.TAKEOVER_OUTCOMES
         ],
         (
-            lambda: metrics.stream_ended(None),
+            lambda: noting.stream_ended(None),
             "streams",
             {"outcome": "unbroken", "failure": "", "reason": "", "route": ""},
         ),
         (
-            lambda: metrics.stream_ended(
+            lambda: noting.stream_ended(
                 record(
                     outcome=str(Outcome.FAILED),
                     failure=str(Failure.EOF),
@@ -110,12 +110,12 @@ def test_what_is_counted_is_told_and_nothing_else_moves(
 @pytest.mark.parametrize(
     "note, name, seconds",
     [
-        (metrics.first_event, "first_event", 0.8),
-        (metrics.leg2_first_byte, "leg2_first_byte", 7.0),
-        (metrics.resume_first_event, "resume_first_event", 0.004),
-        (metrics.resume_live, "resume_live", 0.07),
-        (metrics.appended, "log_append", 0.00008),
-        (metrics.appended, "log_append", 0.09),
+        (noting.first_event, "first_event", 0.8),
+        (noting.leg2_first_byte, "leg2_first_byte", 7.0),
+        (noting.resume_first_event, "resume_first_event", 0.004),
+        (noting.resume_live, "resume_live", 0.07),
+        (noting.appended, "log_append", 0.00008),
+        (noting.appended, "log_append", 0.09),
     ],
 )
 def test_what_takes_time_is_told_in_buckets(note: Callable[[float], None], name: str, seconds: float) -> None:
@@ -127,7 +127,7 @@ def test_what_takes_time_is_told_in_buckets(note: Callable[[float], None], name:
 def test_a_rescued_stream_tells_its_seam_gap() -> None:
     ended = record(outcome=str(Outcome.RESCUED), failure=str(Failure.DISCONNECT), seam_gap_seconds=1.5)
     before = told()
-    metrics.stream_ended(ended)
+    noting.stream_ended(ended)
     after = told()
     assert (
         moved(before, after).pop(
@@ -146,7 +146,7 @@ def test_a_rescued_stream_tells_its_seam_gap() -> None:
 
 def test_generations_are_those_of_now() -> None:
     for running, detached in ((3, 1), (2, 2), (0, 0)):
-        metrics.generations(running, detached)
+        noting.generations(running, detached)
         now = told()
         assert now[("continuation_generations", ())] == running
         assert now[("continuation_generations_without_reader", ())] == detached
@@ -155,12 +155,12 @@ def test_generations_are_those_of_now() -> None:
 def test_the_log_is_told_as_it_is_now_and_its_growth_goes_on_over_a_new_log() -> None:
     before = told()
     held = Held(streams=2, events=7, bytes=700, events_appended=9, bytes_appended=900)
-    metrics.watch_log(lambda: held)
+    noting.watch_log(lambda: held)
     now = told()
     assert [now[(f"continuation_log_{what}", ())] for what in ("streams", "events", "bytes")] == [2, 7, 700]
     held.events_appended, held.bytes, held.bytes_appended = 11, 0, 1000
     assert told()[("continuation_log_bytes", ())] == 0
-    metrics.watch_log(lambda: Held(events_appended=1, bytes_appended=50))
+    noting.watch_log(lambda: Held(events_appended=1, bytes_appended=50))
     change = moved(before, told())
     assert change == {
         ("continuation_log_events_appended_total", ()): 12,
@@ -171,30 +171,30 @@ def test_the_log_is_told_as_it_is_now_and_its_growth_goes_on_over_a_new_log() ->
 def test_nothing_that_is_noted_raises_and_the_first_trouble_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metrics, "_complained", False)
+    monkeypatch.setattr(noting, "_complained", False)
 
     def away() -> Held:
         raise OSError("no log")
 
-    metrics.watch_log(away)
+    noting.watch_log(away)
     wrong: Any = "soon"
-    metrics.appended(wrong)
-    metrics.stream_ended(wrong)
-    metrics.generations(wrong, wrong)
-    metrics.audit_rows(written=-1)
+    noting.appended(wrong)
+    noting.stream_ended(wrong)
+    noting.generations(wrong, wrong)
+    noting.audit_rows(written=-1)
     assert told()
-    metrics.watch_log(Held)
+    noting.watch_log(Held)
     assert [entry.message for entry in caplog.records] == ["the metrics are not whole any more"]
 
 
 def test_threads_that_note_and_tell_at_once_lose_nothing() -> None:
     before = told()
     held = Held()
-    metrics.watch_log(lambda: held)
+    noting.watch_log(lambda: held)
 
     def note() -> None:
         for _ in range(500):
-            metrics.resumed("ok")
+            noting.resumed("ok")
             held.bytes_appended += 1 if threading.current_thread() is threads[0] else 0
             if not _ % 50:
                 told()
@@ -216,11 +216,9 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q
 
 
 def test_both_forms_are_what_prometheus_reads_and_tell_the_same() -> None:
-    metrics.stream_ended(
-        record(outcome="rescued", failure="eof", route="chat-continue", seam_gap_seconds=2.0)
-    )
-    plain, plain_type = metrics.told(PLAIN)
-    open_, open_type = metrics.told(OPENMETRICS)
+    noting.stream_ended(record(outcome="rescued", failure="eof", route="chat-continue", seam_gap_seconds=2.0))
+    plain, plain_type = noting.told(PLAIN)
+    open_, open_type = noting.told(OPENMETRICS)
     assert plain_type.startswith("text/plain; version=0.0.4; charset=utf-8")
     assert open_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
     assert open_.endswith(b"# EOF\n")
@@ -249,15 +247,15 @@ def test_both_forms_are_what_prometheus_reads_and_tell_the_same() -> None:
     ],
 )
 def test_an_accept_header_that_makes_no_sense_is_answered_all_the_same(accept: str) -> None:
-    body, content_type = metrics.told(accept)
+    body, content_type = noting.told(accept)
     assert key("continuation_generations") in figures(body.decode(), content_type)
 
 
 def test_every_word_that_is_known_beforehand_is_told_from_the_start() -> None:
     names = told()
-    for reason in (metrics.GUARDED, *PassReason):
+    for reason in (noting.GUARDED, *PassReason):
         assert ("continuation_chat_requests_total", (("plan", str(reason)),)) in names
-    for word in metrics.RESUME_OUTCOMES:
+    for word in noting.RESUME_OUTCOMES:
         assert ("continuation_resumes_total", (("outcome", word),)) in names
 
 
@@ -269,9 +267,9 @@ def test_the_table_of_the_readme_names_each_family_with_its_labels() -> None:
         for names, labels in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    metrics.refused("not_found")
+    noting.refused("not_found")
     found: dict[str, set[str]] = {}
-    for family in families(metrics.told("")[0].decode()):
+    for family in families(noting.told("")[0].decode()):
         if family.name.startswith("continuation_"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
@@ -297,7 +295,7 @@ import sys
 from pathlib import Path
 import django
 django.setup()
-from continuation import metrics
+from continuation.metrics import noting as metrics
 from continuation.resume.hot import Held
 print(flush=True)
 for line in sys.stdin:
@@ -463,7 +461,8 @@ def test_a_file_that_is_not_what_it_should_be_yet_does_not_keep_the_others_from_
 def test_a_name_of_the_directory_that_is_empty_means_none(tmp_path: Path) -> None:
     env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9", "PROMETHEUS_MULTIPROC_DIR": ""}, tmp_path)
     program = (
-        "import django; django.setup(); from continuation import metrics; print(metrics.told('')[0].decode())"
+        "import django; django.setup(); from continuation.metrics import noting;"
+        "print(noting.told('')[0].decode())"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

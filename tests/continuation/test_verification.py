@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuation import metrics
+from continuation.metrics import noting
 from continuation.simulator import Config, Simulator
 from continuation.variants import CHAT, COMPLETIONS, percent
 from continuation.verdicts import Place
@@ -212,7 +212,7 @@ async def test_no_figure_of_the_metrics_counts_a_verification(
 
 
 def _told() -> tuple[str, str]:
-    body, content_type = metrics.told("")
+    body, content_type = noting.told("")
     return body.decode(), content_type
 
 
