@@ -18,6 +18,6 @@ class ContinuationConfig(AppConfig):
 
 
 def _verify(run: int) -> None:
-    from continuation.verification_runs import run_in_background
+    from continuation.verification.runs import run_in_background
 
     run_in_background(run)

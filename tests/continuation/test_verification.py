@@ -9,9 +9,9 @@ import pytest
 
 from continuation.metrics import noting
 from continuation.simulator import Config, Simulator
-from continuation.variants import CHAT, COMPLETIONS, percent
-from continuation.verdicts import Place
-from continuation.verification import Order, Progress, Report, Trouble, prompts_in, verify
+from continuation.verification.bench import Order, Progress, Report, Trouble, prompts_in, verify
+from continuation.verification.variants import CHAT, COMPLETIONS, percent
+from continuation.verification.verdicts import Place
 from strategies.types import CompiledStrategy, Engine, Fallback
 from strategies.verification import FIELDS, settings_of
 from tests.harness.figures import figures, moved

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from continuation import verification_runs
 from continuation.simulator import Config, Simulator
-from continuation.variants import Knowledge, Probe, Recommendation
-from continuation.verification import Order, Progress, Report, Trouble
+from continuation.verification import runs
+from continuation.verification.bench import Order, Progress, Report, Trouble
+from continuation.verification.variants import Knowledge, Probe, Recommendation
 from strategies import verification
 from strategies.models import Strategy, VerificationRun
 from tests.e2e.test_simulated import running
@@ -128,8 +128,8 @@ def test_a_prompts_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
 def test_the_key_of_the_settings_goes_to_the_engine_of_the_settings_only(settings: Any) -> None:
     settings.CONTINUATION_URL, settings.CONTINUATION_API_KEY = "http://engine:8000", "secret"
     row = Strategy.objects.get(name="generic")
-    assert verification_runs.order_for(row, "http://engine:8000/").api_key == "secret"
-    assert not verification_runs.order_for(row, "http://elsewhere:8000").api_key
+    assert runs.order_for(row, "http://engine:8000/").api_key == "secret"
+    assert not runs.order_for(row, "http://elsewhere:8000").api_key
 
 
 def test_the_runner_is_registered_and_runs_in_the_background(generic: Simulator) -> None:
@@ -155,7 +155,7 @@ def test_a_background_run_that_cannot_be_done_says_why() -> None:
 def test_old_runs_of_a_strategy_are_dropped(
     generic: Simulator, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification_runs, "RUNS_KEPT", 2)
+    monkeypatch.setattr(runs, "RUNS_KEPT", 2)
     row = Strategy.objects.get(name="generic")
     for _ in range(3):
         VerificationRun.objects.create(strategy=row, base_url="http://old")
@@ -180,9 +180,9 @@ def test_what_no_column_holds_of_an_engines_words_costs_no_run(row: Strategy) ->
         recommendation=Recommendation(None, {"open_token": STRANGE}, (STRANGE,)),
         cuts={},
     )
-    run = verification_runs.begin(row, Order(row.compile(), "http://engine:8000"))
-    verification_runs._note(run, Progress(1, 2, STRANGE))
-    verification_runs.keep(run, report)
+    run = runs.begin(row, Order(row.compile(), "http://engine:8000"))
+    runs._note(run, Progress(1, 2, STRANGE))
+    runs.keep(run, report)
     run.refresh_from_db()
     assert (run.state, run.doing[:4], run.model[:4]) == ("finished", "a\ufffdb ", "a\ufffdb ")
     assert run.recommendation["changes"]["open_token"].startswith("a\ufffdb ?")
@@ -195,8 +195,8 @@ def test_what_no_column_holds_of_an_engines_trouble_is_in_the_run_that_failed(
         yield Progress(0, 0, "asking the engine")
         raise Trouble(STRANGE)
 
-    monkeypatch.setattr(verification_runs, "steps", refuse)
-    run = verification_runs.begin(row, Order(row.compile(), "http://engine:8000"))
-    verification_runs.run_in_background(run.pk)
+    monkeypatch.setattr(runs, "steps", refuse)
+    run = runs.begin(row, Order(row.compile(), "http://engine:8000"))
+    runs.run_in_background(run.pk)
     run.refresh_from_db()
     assert (run.state, run.trouble[:4]) == ("failed", "a\ufffdb ")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuation.variants import (
+from continuation.verification.variants import (
     CARRIED_IDS,
     CHAT,
     COMPLETIONS,
@@ -19,7 +19,7 @@ from continuation.variants import (
     recommend,
     variants,
 )
-from continuation.verdicts import (
+from continuation.verification.verdicts import (
     Call,
     Cut,
     Finding,

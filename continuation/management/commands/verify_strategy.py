@@ -13,11 +13,11 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from continuation import verification_runs
 from continuation.shapes.chat.chunks import JSON
-from continuation.variants import LABELS, Measured, percent, shown
-from continuation.verdicts import Place
-from continuation.verification import DEFAULT_PROMPTS, Order, Progress, Report, Trouble, prompts_in
+from continuation.verification import runs
+from continuation.verification.bench import DEFAULT_PROMPTS, Order, Progress, Report, Trouble, prompts_in
+from continuation.verification.variants import LABELS, Measured, percent, shown
+from continuation.verification.verdicts import Place
 from strategies.models import Strategy, VerificationRun
 
 SHORT = {
@@ -75,8 +75,8 @@ class Command(BaseCommand):
         strategy = _strategy(options["name"])
         try:
             order = self._order(strategy, options)
-            run = verification_runs.begin(strategy, order)
-            report = verification_runs.perform(run, order, self._tell)
+            run = runs.begin(strategy, order)
+            report = runs.perform(run, order, self._tell)
         except Trouble as trouble:
             self._tell(None)
             raise CommandError(str(trouble)) from trouble
@@ -99,7 +99,7 @@ class Command(BaseCommand):
             asked["api_key"] = options["api_key"]
         prompts = _prompts(options["prompts"]) if options["prompts"] else DEFAULT_PROMPTS
         url = _url(options["base_url"] or settings.CONTINUATION_URL)
-        return verification_runs.order_for(strategy, url, prompts=prompts, **asked)
+        return runs.order_for(strategy, url, prompts=prompts, **asked)
 
     def _tell(self, progress: Progress | None) -> None:
         """One line that is written over, where somebody looks at it."""
@@ -147,7 +147,7 @@ class Command(BaseCommand):
             self.stdout.write("Nothing to apply.")
             return
         try:
-            verification_runs.apply(strategy, changes)
+            runs.apply(strategy, changes)
         except ValidationError as trouble:
             raise CommandError(f"not applied: {' '.join(trouble.messages)}") from trouble
         told = ", ".join(f"{LABELS[name]} {shown(value)}" for name, value in changes.items())

@@ -21,7 +21,6 @@ from uuid import uuid4
 
 import httpx
 
-from continuation import verdicts
 from continuation.downstream.client import Upstream
 from continuation.downstream.transport import AiohttpTransport
 from continuation.downstream.troubles import describe
@@ -34,7 +33,8 @@ from continuation.shapes.chat.usage import Estimator
 from continuation.shapes.sse import Event
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
 from continuation.token_route.route import COMPLETIONS, DERENDER, GENERATE, RENDER, open_tokens
-from continuation.variants import (
+from continuation.verification import verdicts
+from continuation.verification.variants import (
     GENERIC_TOKENS,
     Knowledge,
     Measured,
@@ -45,7 +45,7 @@ from continuation.variants import (
     recommend,
     variants,
 )
-from continuation.verdicts import Cut, Finding, Place, Told, Verdict
+from continuation.verification.verdicts import Cut, Finding, Place, Told, Verdict
 from continuation.vocabulary import Decision, Reason, StreamRecord
 from strategies.types import CompiledStrategy, Engine
 

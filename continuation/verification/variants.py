@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from continuation.verdicts import Place, Tally, summed
+from continuation.verification.verdicts import Place, Tally, summed
 from strategies.types import CompiledStrategy, Engine, Fallback
 from strategies.verification import changes_between, settings_of
 
