@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from continuation.simulator import Simulator
+from continuation.testbed.simulator import Simulator
 from tests.clients.conftest import SERVED
 from tests.harness.client import Answer, Stream
 

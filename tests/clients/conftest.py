@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator import Config, Simulator
+from continuation.testbed.simulator import Config, Simulator
 from tests.clients.driving import CLIENTS, Client, Process, Reading, ask_curl, reading_of
 from tests.clients.places import node, node_dir, python_dir, python_of
 from tests.harness.gateway import Gateway, migrated_database

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator import Simulator
+from continuation.testbed.simulator import Simulator
 from tests.clients.asking import CALLING, has_han, legs, patience, question, weather
 from tests.clients.conftest import Ask, GatewayFor, SimulatorFor
 from tests.clients.driving import Client, Reading

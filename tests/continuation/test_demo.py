@@ -16,11 +16,11 @@ import httpx
 import pytest
 from django.conf import settings
 
-from continuation.demo.answers import Answer, Seam, _leg, seam_of
-from continuation.demo.play import BROKEN
-from continuation.demo.screen import CYAN, GREEN, Screen, width
 from continuation.management.commands.demo import INTERRUPTED
-from continuation.processes import CannotGoOn, Child, environment, run
+from continuation.testbed.demo.answers import Answer, Seam, _leg, seam_of
+from continuation.testbed.demo.play import BROKEN
+from continuation.testbed.demo.screen import CYAN, GREEN, Screen, width
+from continuation.testbed.processes import CannotGoOn, Child, environment, run
 
 DEMO = [sys.executable, "manage.py", "demo", "--token-delay-ms", "1"]
 PATIENCE = 120

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuation.metrics import noting
-from continuation.simulator import Config, Simulator
+from continuation.testbed.simulator import Config, Simulator
 from continuation.verification.bench import Order, Progress, Report, Trouble, prompts_in, verify
 from continuation.verification.variants import CHAT, COMPLETIONS, percent
 from continuation.verification.verdicts import Place

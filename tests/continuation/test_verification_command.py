@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from continuation.simulator import Config, Simulator
+from continuation.testbed.simulator import Config, Simulator
 from continuation.verification import runs
 from continuation.verification.bench import Order, Progress, Report, Trouble
 from continuation.verification.variants import Knowledge, Probe, Recommendation

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 
-from continuation.drill.flights import Flight, Leg
-from continuation.drill.plans import ERROR, Plan, Reference
-from continuation.drill.reading import read
-from continuation.drill.wire import Head
+from continuation.testbed.drill.flights import Flight, Leg
+from continuation.testbed.drill.plans import ERROR, Plan, Reference
+from continuation.testbed.drill.reading import read
+from continuation.testbed.drill.wire import Head
 
 DONE = b"data: [DONE]\n\n"
 HEAD = Head("POST /v1/chat/completions HTTP/1.1", ())

@@ -20,12 +20,12 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from redis import Redis
 
-from continuation.drill import plot
-from continuation.drill.campaign import Choices, Result
-from continuation.drill.kinds import KINDS
-from continuation.drill.sampling import Sample
-from continuation.drill.wire import Address, Connection
-from continuation.simulator import Config
+from continuation.testbed.drill import plot
+from continuation.testbed.drill.campaign import Choices, Result
+from continuation.testbed.drill.kinds import KINDS
+from continuation.testbed.drill.sampling import Sample
+from continuation.testbed.drill.wire import Address, Connection
+from continuation.testbed.simulator import Config
 from tests.e2e.test_simulated import running
 from tests.harness.gateway import ROOT, Gateway, free_port, migrated_database
 from tests.harness.redis import RedisServer

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from continuation.drill.flights import Flight
-from continuation.drill.judging import Outcome, due_to, judge
-from continuation.drill.plans import Plan, Strike
-from continuation.drill.reading import difference, read, text_difference
-from continuation.drill.wire import Head
+from continuation.testbed.drill.flights import Flight
+from continuation.testbed.drill.judging import Outcome, due_to, judge
+from continuation.testbed.drill.plans import Plan, Strike
+from continuation.testbed.drill.reading import difference, read, text_difference
+from continuation.testbed.drill.wire import Head
 from tests.drill.streams import (
     DONE,
     ROLE,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from continuation.demo.screen import Screen
-from continuation.drill import ledger, report
-from continuation.drill.campaign import Choices, Result, Wrong
-from continuation.drill.judging import Outcome
-from continuation.drill.ledger import COLUMNS, Ledger
-from continuation.drill.sampling import Latencies, Rates, Sample, process, trends
+from continuation.testbed.demo.screen import Screen
+from continuation.testbed.drill import ledger, report
+from continuation.testbed.drill.campaign import Choices, Result, Wrong
+from continuation.testbed.drill.judging import Outcome
+from continuation.testbed.drill.ledger import COLUMNS, Ledger
+from continuation.testbed.drill.sampling import Latencies, Rates, Sample, process, trends
 
 DUE = {"outcome": "rescued", "failure": "eof", "content_chars": 9}
 

@@ -6,11 +6,19 @@ from random import Random
 
 import pytest
 
-from continuation.drill.injector import _STRIKES
-from continuation.drill.judging import FAILURES
-from continuation.drill.kinds import CLIENT, CONTINUATION, ENGINE, KINDS, UnknownKind, chosen, help_text
-from continuation.drill.plans import BREAKS, PLAIN, TELLING_CHARS, Framing, Plan, Planner
-from continuation.drill.reading import read
+from continuation.testbed.drill.injector import _STRIKES
+from continuation.testbed.drill.judging import FAILURES
+from continuation.testbed.drill.kinds import (
+    CLIENT,
+    CONTINUATION,
+    ENGINE,
+    KINDS,
+    UnknownKind,
+    chosen,
+    help_text,
+)
+from continuation.testbed.drill.plans import BREAKS, PLAIN, TELLING_CHARS, Framing, Plan, Planner
+from continuation.testbed.drill.reading import read
 from tests.drill.streams import DONE, TOOL, WHOLE, chunk, reference
 
 LONG = [WHOLE[0], *(chunk({"content": f"word {n} "}) for n in range(40)), *WHOLE[-3:]]

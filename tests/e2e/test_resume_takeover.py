@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from continuation.resume.scripts import keys_of
-from continuation.simulator import Config
+from continuation.testbed.simulator import Config
 from tests.e2e.resuming import (
     Ticket,
     answer_of,

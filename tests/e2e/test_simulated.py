@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator import Config, Simulator
+from continuation.testbed.simulator import Config, Simulator
 from tests.e2e.asking import asking_usage
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.harness.client import Answer

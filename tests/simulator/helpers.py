@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from continuation.simulator.engine import Answer, Config, Engine, Event
+from continuation.testbed.simulator.engine import Answer, Config, Engine, Event
 
 QUESTION = "What does the gateway do when a stream breaks? 请说明 🙂"
 WEATHER = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from continuation.simulator.faults import KINDS
+from continuation.testbed.simulator.faults import KINDS
 from tests.simulator.helpers import (
     ask,
     call,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator.engine import Answer, Event
+from continuation.testbed.simulator.engine import Answer, Event
 from tests.simulator.helpers import QUESTION, Told, answer, ask, chunks, engine, told
 
 K3_OPEN, K3_CLOSE, K3_RESPONSE = "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"

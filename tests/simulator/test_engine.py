@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator.engine import Changes, Engine
-from continuation.simulator.shapes import Refusal
+from continuation.testbed.simulator.engine import Changes, Engine
+from continuation.testbed.simulator.shapes import Refusal
 from tests.simulator.helpers import QUESTION, WEATHER, answer, ask, chunks, engine, events, told
 
 PAIRS = [

@@ -1,6 +1,6 @@
 import pytest
 
-from continuation.simulator.faults import (
+from continuation.testbed.simulator.faults import (
     KINDS,
     Armed,
     Fault,

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from continuation.simulator.dialects import DIALECTS, GENERIC, KIMI_K3, QWEN, Dialect
-from continuation.simulator.model import answer, next_token, next_tokens, split
-from continuation.simulator.vocabulary import encode
+from continuation.testbed.simulator.dialects import DIALECTS, GENERIC, KIMI_K3, QWEN, Dialect
+from continuation.testbed.simulator.model import answer, next_token, next_tokens, split
+from continuation.testbed.simulator.vocabulary import encode
 
 ALL = list(DIALECTS.values())
 
@@ -34,8 +34,8 @@ def test_the_next_token_depends_on_the_text_alone(dialect: Dialect, thinking: bo
 def test_the_answer_is_the_same_in_another_process() -> None:
     code = (
         "import sys;"
-        "from continuation.simulator.dialects import QWEN;"
-        "from continuation.simulator.model import answer;"
+        "from continuation.testbed.simulator.dialects import QWEN;"
+        "from continuation.testbed.simulator.model import answer;"
         f"sys.stdout.buffer.write(answer({base(QWEN)!r}, True, QWEN).encode())"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)

@@ -1,8 +1,8 @@
 import json
 
-from continuation.simulator.dialects import QWEN
-from continuation.simulator.parsing import Channel, Decoding, Parser, Segment, Step, StopStrings
-from continuation.simulator.vocabulary import encode
+from continuation.testbed.simulator.dialects import QWEN
+from continuation.testbed.simulator.parsing import Channel, Decoding, Parser, Segment, Step, StopStrings
+from continuation.testbed.simulator.vocabulary import encode
 
 
 def decode(

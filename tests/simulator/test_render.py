@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator.dialects import DIALECTS
-from continuation.simulator.render import Prompt, Refused, render_sglang, render_vllm
-from continuation.simulator.requests import read_chat
+from continuation.testbed.simulator.dialects import DIALECTS
+from continuation.testbed.simulator.render import Prompt, Refused, render_sglang, render_vllm
+from continuation.testbed.simulator.requests import read_chat
 from tests.simulator.helpers import WEATHER
 
 USER = {"role": "user", "content": "Hi"}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from continuation.simulator.faults import KINDS, parse_header
-from continuation.simulator.script import (
+from continuation.testbed.simulator.faults import KINDS, parse_header
+from continuation.testbed.simulator.script import (
     Action,
     Disconnect,
     EndBody,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator import Config, Simulator
-from continuation.simulator.faults import KINDS
+from continuation.testbed.simulator import Config, Simulator
+from continuation.testbed.simulator.faults import KINDS
 from tests.simulator.helpers import (
     Raw,
     ask,

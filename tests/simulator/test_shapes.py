@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from continuation.simulator.engine import Engine
-from continuation.simulator.faults import build
-from continuation.simulator.script import Send, script
+from continuation.testbed.simulator.engine import Engine
+from continuation.testbed.simulator.faults import build
+from continuation.testbed.simulator.script import Send, script
 from tests.simulator.helpers import WEATHER, answer, ask, chunks, engine, events, told
 
 RECORDED = Path(__file__).parent.parent / "data" / "simulator"

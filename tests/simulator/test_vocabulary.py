@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.simulator import vocabulary
-from continuation.simulator.dialects import DIALECTS
+from continuation.testbed.simulator import vocabulary
+from continuation.testbed.simulator.dialects import DIALECTS
 
 
 @given(st.text())

@@ -13,11 +13,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from continuation.demo.play import play, show_where
-from continuation.demo.screen import BOLD, CYAN, DIM, GREEN, Screen
-from continuation.demo.stage import Choices, Stage, stage
 from continuation.management.arguments import amount
-from continuation.processes import CannotGoOn
+from continuation.testbed.demo.play import play, show_where
+from continuation.testbed.demo.screen import BOLD, CYAN, DIM, GREEN, Screen
+from continuation.testbed.demo.stage import Choices, Stage, stage
+from continuation.testbed.processes import CannotGoOn
 
 PLAIN_COLUMNS = 80
 INTERRUPTED = 128 + signal.SIGINT

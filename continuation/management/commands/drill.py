@@ -15,15 +15,15 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from continuation.demo.screen import Screen
-from continuation.drill import plot
-from continuation.drill.campaign import Choices, Result, drill
-from continuation.drill.kinds import ALL, UnknownKind, chosen, help_text
-from continuation.drill.report import Bar, as_json, show, unsteady
-from continuation.drill.stage import SIMULATED
-from continuation.drill.wire import Address
 from continuation.management.arguments import LongHelpCommand, amount, whole
-from continuation.processes import CannotGoOn
+from continuation.testbed.demo.screen import Screen
+from continuation.testbed.drill import plot
+from continuation.testbed.drill.campaign import Choices, Result, drill
+from continuation.testbed.drill.kinds import ALL, UnknownKind, chosen, help_text
+from continuation.testbed.drill.report import Bar, as_json, show, unsteady
+from continuation.testbed.drill.stage import SIMULATED
+from continuation.testbed.drill.wire import Address
+from continuation.testbed.processes import CannotGoOn
 
 INTERRUPTED = 128 + signal.SIGINT
 PLAIN_COLUMNS = 100

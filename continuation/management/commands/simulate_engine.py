@@ -12,10 +12,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from continuation.management.arguments import LongHelpCommand, amount, port
-from continuation.simulator import Config, Simulator
-from continuation.simulator.dialects import DIALECTS
-from continuation.simulator.engine import ENGINES
-from continuation.simulator.faults import help_text
+from continuation.testbed.simulator import Config, Simulator
+from continuation.testbed.simulator.dialects import DIALECTS
+from continuation.testbed.simulator.engine import ENGINES
+from continuation.testbed.simulator.faults import help_text
 
 _ABOUT = f"""\
 Run an OpenAI-compatible engine without a model, in the manners of vLLM or SGLang.
@@ -76,7 +76,7 @@ class Command(LongHelpCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         names = ("engine", "template", "model", "host", "port", "token_delay_ms", "scale")
         level = logging.INFO if options["verbosity"] > 1 else logging.WARNING  # -v 2: a line for each request
-        logging.getLogger("continuation.simulator").setLevel(level)
+        logging.getLogger("continuation.testbed.simulator").setLevel(level)
         config = Config(**{name: options[name] for name in names})
         try:
             asyncio.run(self._serve(config))

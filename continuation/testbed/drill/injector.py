@@ -14,10 +14,19 @@ from typing import Any
 
 import orjson
 
-from continuation.drill.flights import HEADER, Flight, Leg
-from continuation.drill.plans import ERROR, PLAIN, STALLS, TELLING_CHARS, Framing, Plan, Strike
-from continuation.drill.reading import has_finish, read
-from continuation.drill.wire import BROKEN, LAST_CHUNK, Address, Connection, Head, chunk, head_bytes, until
+from continuation.testbed.drill.flights import HEADER, Flight, Leg
+from continuation.testbed.drill.plans import ERROR, PLAIN, STALLS, TELLING_CHARS, Framing, Plan, Strike
+from continuation.testbed.drill.reading import has_finish, read
+from continuation.testbed.drill.wire import (
+    BROKEN,
+    LAST_CHUNK,
+    Address,
+    Connection,
+    Head,
+    chunk,
+    head_bytes,
+    until,
+)
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"

@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 
-from continuation.drill.flights import HEADER, Flight
-from continuation.drill.injector import CHAT
-from continuation.drill.plans import Return
-from continuation.drill.questions import QUESTIONS, body_of
-from continuation.drill.wire import BROKEN, Address, Connection, Head, request_bytes, until
+from continuation.testbed.drill.flights import HEADER, Flight
+from continuation.testbed.drill.injector import CHAT
+from continuation.testbed.drill.plans import Return
+from continuation.testbed.drill.questions import QUESTIONS, body_of
+from continuation.testbed.drill.wire import BROKEN, Address, Connection, Head, request_bytes, until
 
 # No answer of a drill takes so long, however busy the machine is.
 PATIENCE = 180.0

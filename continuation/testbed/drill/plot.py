@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from continuation.drill.campaign import Result
-from continuation.drill.sampling import Sample
+from continuation.testbed.drill.campaign import Result
+from continuation.testbed.drill.sampling import Sample
 
 MISSING = "--plot needs matplotlib: pip install 'continuation-gateway[soak]', or pip install matplotlib"
 _PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from continuation.demo.screen import BOLD, DIM, GREEN, RED, Screen
-from continuation.drill.campaign import WRONG_SHOWN, Result, Wrong
-from continuation.drill.judging import Outcome
-from continuation.drill.kinds import KINDS
-from continuation.drill.ledger import in_words
-from continuation.drill.sampling import TOLERANCE, Rates
+from continuation.testbed.demo.screen import BOLD, DIM, GREEN, RED, Screen
+from continuation.testbed.drill.campaign import WRONG_SHOWN, Result, Wrong
+from continuation.testbed.drill.judging import Outcome
+from continuation.testbed.drill.kinds import KINDS
+from continuation.testbed.drill.ledger import in_words
+from continuation.testbed.drill.sampling import TOLERANCE, Rates
 
 BAR = 24
 # Where the output is no terminal a line is written so often.

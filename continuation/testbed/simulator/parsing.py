@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from continuation.simulator.dialects import Dialect
+from continuation.testbed.simulator.dialects import Dialect
 
 
 class Channel(StrEnum):

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from continuation.processes import (
+from continuation.testbed.processes import (
     SERVED_NAME,
     CannotGoOn,
     Child,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from continuation.simulator.parsing import Channel, Delta, Step
+from continuation.testbed.simulator.parsing import Channel, Delta, Step
 
 DONE = "data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.32.0-simulated"

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from continuation.simulator import phrases
-from continuation.simulator.dialects import Dialect
-from continuation.simulator.vocabulary import encode
+from continuation.testbed.simulator import phrases
+from continuation.testbed.simulator.dialects import Dialect
+from continuation.testbed.simulator.vocabulary import encode
 
 REASONING_TOKENS = (20, 40)  # a reasoning ends with the first sentence past a limit between these two
 CONTENT_TOKENS = (45, 110)

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
-from continuation.demo.answers import CHAT, FAULT_HEADER, Answer, Client, Piece
-from continuation.demo.screen import BOLD, CYAN, DIM, GREEN, RED, Screen
-from continuation.demo.stage import STALL_SECONDS, Stage
 from continuation.models import ContinuationEvent
-from continuation.processes import SERVED_NAME, CannotGoOn
+from continuation.testbed.demo.answers import CHAT, FAULT_HEADER, Answer, Client, Piece
+from continuation.testbed.demo.screen import BOLD, CYAN, DIM, GREEN, RED, Screen
+from continuation.testbed.demo.stage import STALL_SECONDS, Stage
+from continuation.testbed.processes import SERVED_NAME, CannotGoOn
 
 BODY: Mapping[str, Any] = {
     "model": SERVED_NAME,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from continuation.processes import (
+from continuation.testbed.processes import (
     Child,
     gateway_environment,
     manage,

@@ -10,9 +10,9 @@ from pathlib import Path
 from jinja2 import FileSystemLoader, StrictUndefined, Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from continuation.simulator.dialects import Dialect
-from continuation.simulator.model import settled, split
-from continuation.simulator.requests import ChatRequest, Message
+from continuation.testbed.simulator.dialects import Dialect
+from continuation.testbed.simulator.model import settled, split
+from continuation.testbed.simulator.requests import ChatRequest, Message
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # Marks where the final message ends. A template that trims takes the blank away, and then the text before it is

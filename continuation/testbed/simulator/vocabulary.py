@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from continuation.simulator import phrases
-from continuation.simulator.dialects import DIALECTS
+from continuation.testbed.simulator import phrases
+from continuation.testbed.simulator.dialects import DIALECTS
 
 _PIECES = re.compile(
     r" ?[A-Za-z_À-ÿ]+| {2,}|\s*\n+|[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]+"

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from continuation.simulator import faults, http1
-from continuation.simulator.engine import Answer, Config, Engine
-from continuation.simulator.faults import Armed, Fault, FaultError
-from continuation.simulator.http1 import BadRequest, ClientGone, Connection, Request
-from continuation.simulator.script import (
+from continuation.testbed.simulator import faults, http1
+from continuation.testbed.simulator.engine import Answer, Config, Engine
+from continuation.testbed.simulator.faults import Armed, Fault, FaultError
+from continuation.testbed.simulator.http1 import BadRequest, ClientGone, Connection, Request
+from continuation.testbed.simulator.script import (
     Action,
     Disconnect,
     EndBody,
@@ -29,7 +29,7 @@ from continuation.simulator.script import (
     changes_for,
     script,
 )
-from continuation.simulator.shapes import Refusal, compact
+from continuation.testbed.simulator.shapes import Refusal, compact
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from continuation.drill.plans import STALLS, Plan
-from continuation.drill.wire import Head
+from continuation.testbed.drill.plans import STALLS, Plan
+from continuation.testbed.drill.wire import Head
 
 HEADER = "X-Drill-Stream"
 

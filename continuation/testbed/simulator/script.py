@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from continuation.simulator.engine import Answer, Changes, Event
-from continuation.simulator.faults import Fault
-from continuation.simulator.shapes import DONE
+from continuation.testbed.simulator.engine import Answer, Changes, Event
+from continuation.testbed.simulator.faults import Fault
+from continuation.testbed.simulator.shapes import DONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,25 @@ from typing import Any
 
 import orjson
 
-from continuation.drill.caller import Caller
-from continuation.drill.flights import Flight
-from continuation.drill.injector import CHAT, Injector
-from continuation.drill.judging import Finding, Outcome, judge
-from continuation.drill.ledger import Ledger, Row
-from continuation.drill.plans import STALLS, Planner, Reference
-from continuation.drill.questions import QUESTIONS, body_of
-from continuation.drill.reading import read
-from continuation.drill.sampling import Latencies, Sample, Trend, process, trends
-from continuation.drill.stage import SIMULATED, Engine, Gateway, other_engine, own_gateway, simulated_engine
-from continuation.drill.wire import BROKEN, Address, request_bytes, until
-from continuation.processes import CannotGoOn
+from continuation.testbed.drill.caller import Caller
+from continuation.testbed.drill.flights import Flight
+from continuation.testbed.drill.injector import CHAT, Injector
+from continuation.testbed.drill.judging import Finding, Outcome, judge
+from continuation.testbed.drill.ledger import Ledger, Row
+from continuation.testbed.drill.plans import STALLS, Planner, Reference
+from continuation.testbed.drill.questions import QUESTIONS, body_of
+from continuation.testbed.drill.reading import read
+from continuation.testbed.drill.sampling import Latencies, Sample, Trend, process, trends
+from continuation.testbed.drill.stage import (
+    SIMULATED,
+    Engine,
+    Gateway,
+    other_engine,
+    own_gateway,
+    simulated_engine,
+)
+from continuation.testbed.drill.wire import BROKEN, Address, request_bytes, until
+from continuation.testbed.processes import CannotGoOn
 
 SAMPLE_SECONDS = 2.0
 # The first part of a drill, in which a process fills its caches, is not compared with the last.

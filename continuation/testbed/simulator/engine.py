@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
-from continuation.simulator import vocabulary
-from continuation.simulator.dialects import DIALECTS, Dialect
-from continuation.simulator.model import next_tokens
-from continuation.simulator.parsing import Decoding, Parser, Step, StopStrings, merged
-from continuation.simulator.render import Prompt, Refused, render, render_sglang, render_vllm
-from continuation.simulator.requests import ChatRequest, Invalid, read_chat, read_json
-from continuation.simulator.shapes import (
+from continuation.testbed.simulator import vocabulary
+from continuation.testbed.simulator.dialects import DIALECTS, Dialect
+from continuation.testbed.simulator.model import next_tokens
+from continuation.testbed.simulator.parsing import Decoding, Parser, Step, StopStrings, merged
+from continuation.testbed.simulator.render import Prompt, Refused, render, render_sglang, render_vllm
+from continuation.testbed.simulator.requests import ChatRequest, Invalid, read_chat, read_json
+from continuation.testbed.simulator.shapes import (
     DONE,
     SGLANG_VERSION,
     VLLM_VERSION,

@@ -12,7 +12,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from continuation.drill.reading import BOM, Told
+from continuation.testbed.drill.reading import BOM, Told
 
 BREAKS = (
     *("reset", "disconnect", "half_closed", "broken_framing", "eof", "done_without_finish"),

@@ -6,7 +6,7 @@
 It needs no Django. It shows how engines die and what a continuation must look like; it is no substitute for one.
 """
 
-from continuation.simulator.engine import Config
-from continuation.simulator.server import Simulator
+from continuation.testbed.simulator.engine import Config
+from continuation.testbed.simulator.server import Simulator
 
 __all__ = ["Config", "Simulator"]

@@ -12,10 +12,10 @@ from enum import StrEnum
 from os.path import commonprefix
 from typing import Any
 
-from continuation.drill.flights import Flight, Leg
-from continuation.drill.plans import ERROR, STALLS, Reference, Strike
-from continuation.drill.questions import QUESTIONS
-from continuation.drill.reading import BOM, JSON, Told, difference, read, text_difference
+from continuation.testbed.drill.flights import Flight, Leg
+from continuation.testbed.drill.plans import ERROR, STALLS, Reference, Strike
+from continuation.testbed.drill.questions import QUESTIONS
+from continuation.testbed.drill.reading import BOM, JSON, Told, difference, read, text_difference
 
 # The gateway's words for how leg 1 died, by fault.
 FAILURES: Mapping[str, str] = {
