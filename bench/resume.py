@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cryptography.fernet import Fernet
 
 from continuation.resume.log import START, Entry, Limits, Log, State, Store
-from continuation.resume.memory import MemoryStore
-from continuation.resume.redis import RedisStore
-from continuation.resume.sealing import Seal
+from continuation.resume.store.memory import MemoryStore
+from continuation.resume.store.redis.sealing import Seal
+from continuation.resume.store.redis.store import RedisStore
 
 EVENT_BYTES = 250
 FLAT_OUT_EVENTS = 20_000

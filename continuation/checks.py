@@ -64,7 +64,7 @@ def tool_calls_are_held_for_a_purpose(**kwargs: Any) -> Sequence[CheckMessage]:
 @register()
 def resuming_has_what_it_needs(**kwargs: Any) -> Sequence[CheckMessage]:
     """The extra `redis` is imported only where a setting wants it."""
-    from continuation.resume.stores import REDIS_PACKAGES
+    from continuation.resume.store.chosen import REDIS_PACKAGES
 
     if not _resumes():
         return []

@@ -13,7 +13,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonR
 from django.shortcuts import render
 from django.urls import URLPattern, path
 
-from continuation.resume import generation, tokens
+from continuation.resume import generation
+from continuation.resume import token as tokens
 
 BROKEN = "The connection to the engine has been broken off."
 NOT_HERE = (

@@ -34,7 +34,7 @@ from continuation.http.response import (  # noqa: E402
     let_none_follow,
     on_shutdown,
 )
-from continuation.resume import stores  # noqa: E402
+from continuation.resume.store import chosen  # noqa: E402
 from gatewaysite import websocket  # noqa: E402
 from gatewaysite.lifespan import lifespan  # noqa: E402
 from strategies import cache  # noqa: E402
@@ -82,7 +82,7 @@ def _begin() -> None:
     """With the first request of any kind, often a health check: some servers do not tell when the loop runs, and some
     load what they need only after the application."""
     name_statuses()
-    stores.open_early()
+    chosen.open_early()
 
 
 async def http(scope: dict[str, Any], receive: Any, send: Any) -> None:

@@ -34,7 +34,8 @@ from continuation import health
 from continuation.audit import writer
 from continuation.downstream import client
 from continuation.downstream.shortage import Notice
-from continuation.resume import generation, stores
+from continuation.resume import generation
+from continuation.resume.store import chosen as stores
 from gatewaysite import descriptors
 from gatewaysite.connection import Channel, Factory
 from gatewaysite.exchange import Exchange

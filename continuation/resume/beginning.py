@@ -14,9 +14,10 @@ from django.http import HttpRequest
 from continuation.downstream.client import Upstream
 from continuation.metrics import noting
 from continuation.plan import Guarded
-from continuation.resume import generation, stores, tokens
+from continuation.resume import generation, token
 from continuation.resume.log import START, Writer
 from continuation.resume.readers import names, reading_for, says
+from continuation.resume.store import chosen
 from continuation.resume.takeover import packed
 from continuation.splice.machine import Splice
 from continuation.wiring import Origin, relay_for
@@ -58,9 +59,9 @@ class Beginning:
         wanted = is_asked_for(request) or settings.RESUME_MODE == "always"
         beginning = cls(request, origin, UNAVAILABLE if wanted else {})
         if wanted:
-            store = stores.current()
+            store = chosen.current()
             kept = packed(origin, planned.body) if store.keeps_requests else b""
-            opening = store.begin(tokens.new_stream_id(), kept, BEGIN_SECONDS)
+            opening = store.begin(token.new_stream_id(), kept, BEGIN_SECONDS)
             beginning.task = asyncio.create_task(opening, name=f"log of {origin.request_id}")
         return beginning
 
@@ -72,7 +73,7 @@ class Beginning:
                 noting.resumable("unavailable")
             return None
         noting.resumable("resumable")
-        generation.start(relay_for(splice, self.origin, upstream, keepalive=0), writer, stores.current())
+        generation.start(relay_for(splice, self.origin, upstream, keepalive=0), writer, chosen.current())
         reading = reading_for(self.request, writer.stream_id, writer.log, START)
         return Started(reading.pieces(), names(self.request, writer.stream_id))
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from continuation.resume.hot import Held, HotLog
+    from continuation.resume.store.hot import Held, HotLog
 
 # A reader is given so many bytes at a time, or one entry if that is larger.
 PIECE_BYTES = 2**16

@@ -8,10 +8,12 @@ from django.http import HttpRequest
 from continuation.http.incoming import headers_of, request_id, scope_of
 from continuation.http.response import ends_itself
 from continuation.metrics import noting
-from continuation.resume import generation, stores, takeover, tokens
+from continuation.resume import generation, takeover
+from continuation.resume import token as tokens
 from continuation.resume.log import Cursor, Log
 from continuation.resume.reading import Asked, Reading
-from continuation.resume.tokens import Kind
+from continuation.resume.store import chosen
+from continuation.resume.token import Kind
 
 TRUE = ("1", "true", "yes", "on")
 
@@ -41,7 +43,7 @@ def names(request: HttpRequest, stream_id: str) -> dict[bytes, bytes]:
 
 def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) -> Reading:
     """A reader, who is told when the server waits no longer."""
-    caller, headers, store = authorization(request), headers_of(request), stores.current()
+    caller, headers, store = authorization(request), headers_of(request), chosen.current()
     asked = Asked(
         request_id=request_id(request),
         cursor=cursor,

@@ -20,11 +20,13 @@ from continuation.http.headers import json_error
 from continuation.http.incoming import request_id
 from continuation.http.response import RelayResponse
 from continuation.metrics import noting as metrics
-from continuation.resume import generation, stores, tokens
+from continuation.resume import generation
+from continuation.resume import token as tokens
 from continuation.resume.log import Log, Standing, State, StoreAway, after
 from continuation.resume.readers import authorization, names, reading_for
+from continuation.resume.store import chosen
 from continuation.resume.takeover import stop_orphan
-from continuation.resume.tokens import Token
+from continuation.resume.token import Token
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +133,8 @@ def _is_event_source(request: HttpRequest) -> bool:
 async def _stopped(request: HttpRequest, stream_id: str) -> HttpResponse:
     found = await _found(request, stream_id)
     is_orphan = found.standing.state is State.INTERRUPTED
-    if not found.standing.ended and not (is_orphan and await stop_orphan(stores.current(), stream_id)):
-        await stores.current().stop(stream_id)
+    if not found.standing.ended and not (is_orphan and await stop_orphan(chosen.current(), stream_id)):
+        await chosen.current().stop(stream_id)
         await _end_of(found.log)
     return await _status(request, stream_id)
 
@@ -178,7 +180,7 @@ async def _found(request: HttpRequest, stream_id: str | None) -> Found:
         raise Refused("not_found")
     if token.expired:
         raise Refused("expired", available=None)
-    store = stores.current()
+    store = chosen.current()
     log = await store.find(token.stream_id)
     standing = await log.standing() if log else None
     if log is None or standing is None:

@@ -16,9 +16,9 @@ from continuation.downstream.client import Upstream
 from continuation.relay import Relay
 from continuation.resume import generation
 from continuation.resume.generation import Generation
-from continuation.resume.hot import WINDOW_BYTES, HotLog, HotReader
 from continuation.resume.log import START, Entry, Limits, State, StoreAway
-from continuation.resume.memory import MemoryStore, MemoryWriter
+from continuation.resume.store.hot import WINDOW_BYTES, HotLog, HotReader
+from continuation.resume.store.memory import MemoryStore, MemoryWriter
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Phase, Splice
 from continuation.vocabulary import StreamRecord
 from tests.continuation.eventsource import blocks_without_data, dispatched

@@ -18,7 +18,7 @@ import pytest
 
 from continuation.metrics import noting
 from continuation.plan import PassReason
-from continuation.resume.hot import Held
+from continuation.resume.store.hot import Held
 from continuation.vocabulary import Failure, Outcome, Reason, Route, StreamRecord
 from tests.harness.figures import Figures, families, figures, key, moved
 from tests.harness.gateway import ROOT, environment
@@ -296,7 +296,7 @@ from pathlib import Path
 import django
 django.setup()
 from continuation.metrics import noting as metrics
-from continuation.resume.hot import Held
+from continuation.resume.store.hot import Held
 print(flush=True)
 for line in sys.stdin:
     exec(line)

@@ -9,7 +9,8 @@ from django.contrib.auth.models import Permission, User
 from django.contrib.staticfiles import finders
 from django.test import AsyncClient, Client
 
-from continuation.resume import generation, tokens
+from continuation.resume import generation
+from continuation.resume import token as tokens
 
 EVENTS = "/admin/continuation/continuationevent/"
 PAGE = f"{EVENTS}playground/"

@@ -16,8 +16,7 @@ from continuation.http import response
 from continuation.http.response import CLOSE_CONNECTION, AnswerBrokenOff
 from continuation.relay import KEEPALIVE
 from continuation.resume import reading as module
-from continuation.resume import tokens
-from continuation.resume.hot import Held, HotLog, HotReader
+from continuation.resume import token as tokens
 from continuation.resume.log import (
     PIECE_BYTES,
     START,
@@ -31,8 +30,9 @@ from continuation.resume.log import (
     StoreAway,
 )
 from continuation.resume.log import after as behind
-from continuation.resume.memory import MemoryStore
 from continuation.resume.reading import LOOK_SECONDS, Asked, Reading
+from continuation.resume.store.hot import Held, HotLog, HotReader
+from continuation.resume.store.memory import MemoryStore
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.resume.streams import DEADLINE, begun, event, events, until
 

@@ -14,8 +14,8 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation.resume import tokens
-from continuation.resume.tokens import TOKEN_SECONDS, Kind, Token, issue, new_stream_id, read
+from continuation.resume import token as tokens
+from continuation.resume.token import TOKEN_SECONDS, Kind, Token, issue, new_stream_id, read
 
 STREAM = "0123456789abcdef" * 2
 CALLER = "Bearer sk-one"

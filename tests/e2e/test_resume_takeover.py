@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from continuation.resume.scripts import keys_of
+from continuation.resume.store.redis.scripts import keys_of
 from continuation.testbed.simulator import Config
 from tests.e2e.resuming import (
     Ticket,

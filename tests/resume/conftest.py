@@ -10,11 +10,11 @@ import pytest
 import redis
 from cryptography.fernet import Fernet
 
-from continuation.resume.hot import Held
 from continuation.resume.log import Limits, Store
-from continuation.resume.memory import MemoryStore
-from continuation.resume.redis import RedisStore
-from continuation.resume.sealing import Seal
+from continuation.resume.store.hot import Held
+from continuation.resume.store.memory import MemoryStore
+from continuation.resume.store.redis.sealing import Seal
+from continuation.resume.store.redis.store import RedisStore
 from tests.harness.redis import RedisServer
 
 KEY = Fernet.generate_key().decode()

@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from continuation.resume.log import START, Limits
-from continuation.resume.redis import RedisStore
+from continuation.resume.store.redis.store import RedisStore
 from tests.resume.streams import begun, event, events, new_id, taken
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from continuation.resume import lines
-from continuation.resume.lines import Lines
 from continuation.resume.log import StoreAway
+from continuation.resume.store.redis import lines
+from continuation.resume.store.redis.lines import Lines
 from tests.harness.redis import RedisServer
 
 TAKES = 0.25  # seconds until Redis answers LONG

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from continuation.resume.log import Limits, State
-from continuation.resume.redis import RedisStore
-from continuation.resume.scripts import keys_of
+from continuation.resume.store.redis.scripts import keys_of
+from continuation.resume.store.redis.store import RedisStore
 from tests.harness.redis import RedisServer
 from tests.resume.streams import BEGIN, begun, events, found, new_id, read_to_end, until
 

@@ -19,11 +19,12 @@ import pytest
 import redis
 from cryptography.fernet import Fernet
 
-from continuation.resume import generation, mirror, remote
-from continuation.resume.lines import Command
+from continuation.resume import generation
 from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
-from continuation.resume.redis import RELEASED_TIMES, RedisStore
-from continuation.resume.scripts import CLAIM, RELEASE, keys_of, lease_of
+from continuation.resume.store.redis import following, ledger
+from continuation.resume.store.redis.lines import Command
+from continuation.resume.store.redis.scripts import CLAIM, RELEASE, keys_of, lease_of
+from continuation.resume.store.redis.store import RELEASED_TIMES, RedisStore
 from continuation.splice.machine import Phase
 from tests.harness.gateway import ROOT
 from tests.harness.redis import RedisServer
@@ -290,7 +291,7 @@ async def test_a_stream_without_an_event_can_be_taken_over(opened: Opened, redis
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)], ids=["plain", "sealed"])
-@pytest.mark.parametrize("size", [0, 1, mirror.REQUEST_BYTES, mirror.AWAITED_BYTES + 1, 10 * 2**20])
+@pytest.mark.parametrize("size", [0, 1, ledger.REQUEST_BYTES, ledger.AWAITED_BYTES + 1, 10 * 2**20])
 async def test_a_request_of_any_size_comes_with_the_stream(
     opened: Opened, redis_server: RedisServer, asking: redis.Redis, keys: tuple[str, ...], size: int
 ) -> None:
@@ -298,7 +299,7 @@ async def test_a_request_of_any_size_comes_with_the_stream(
     request = os.urandom(size)
     writer = await begun(store, request=request)
     writer.append(events(1, 3))
-    pieces = -(-size // mirror.REQUEST_BYTES)
+    pieces = -(-size // ledger.REQUEST_BYTES)
     await until(lambda: asking.llen(keys_of(writer.stream_id).request) == pieces)
     await handed(writer)
     won = await taken_over(other, writer.stream_id)
@@ -430,7 +431,7 @@ async def test_a_stop_of_a_stream_that_nobody_runs_reaches_whoever_takes_it_over
 async def test_a_lease_that_is_missing_for_a_moment_costs_no_stream(
     opened: Opened, redis_server: RedisServer, asking: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "SECOND_LOOK_SECONDS", 3.0)
+    monkeypatch.setattr(following, "SECOND_LOOK_SECONDS", 3.0)
     store, other = opened(redis_server), opened(redis_server)
     writer = await begun(store)
     await cancelled(store)
@@ -459,7 +460,7 @@ async def test_after_redis_was_away_every_process_has_time_to_renew_its_lease(
     assert await other.take_over(writer.stream_id) is None
     assert await state(other, writer.stream_id) is State.RUNNING
     await taken_over(other, writer.stream_id)
-    assert loop.time() - back_at > mirror.STEADY_SECONDS - 0.5
+    assert loop.time() - back_at > ledger.STEADY_SECONDS - 0.5
 
 
 async def cancelled(store: RedisStore) -> None:
@@ -512,7 +513,7 @@ async def test_how_long_ago_it_was_there_is_known_for_the_whole_grace(
     opened: Opened, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark lasts for the grace and some seconds more."""
-    monkeypatch.setattr(remote, "MARK_SECONDS", 3.0)
+    monkeypatch.setattr(following, "MARK_SECONDS", 3.0)
     limits = Limits(grace=5.0)
     store, other = opened(redis_server, limits), opened(redis_server, limits)
     writer = await begun(store)
@@ -599,7 +600,7 @@ async def test_leases_that_ran_out_because_redis_was_away_cost_no_stream(
     writer.append(events(1, 2))
     log = await found(other, writer.stream_id)
     with own_redis.paused():
-        await asyncio.sleep(mirror.LEASE_SECONDS + 0.5)
+        await asyncio.sleep(ledger.LEASE_SECONDS + 0.5)
     await until(lambda: not other.is_away)
     for _ in range(30):
         assert await other.take_over(writer.stream_id) is None
@@ -613,7 +614,7 @@ async def test_leases_that_ran_out_because_redis_was_away_cost_no_stream(
 async def test_readers_elsewhere_that_come_and_go_leave_nothing_in_redis(
     opened: Opened, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MARK_SECONDS", 2.0)
+    monkeypatch.setattr(following, "MARK_SECONDS", 2.0)
     limits = Limits(ttl=1.0, grace=1.0)
     store, other = opened(own_redis, limits), opened(own_redis, limits)
     with redis.Redis(port=own_redis.port, decode_responses=True) as client:
@@ -651,7 +652,7 @@ async def test_readers_elsewhere_that_come_and_go_leave_nothing_in_redis(
 async def test_a_stream_that_is_silent_for_long_does_not_expire(
     opened: Opened, redis_server: RedisServer, asking: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "RENEWAL_SECONDS", 0.5)
+    monkeypatch.setattr(ledger, "RENEWAL_SECONDS", 0.5)
     store = opened(redis_server, Limits(ttl=1.0, grace=1.0))
     writer = await begun(store, request=b"asked")
     writer.append(events(1, 2))

@@ -8,7 +8,7 @@ import os
 import pytest
 from cryptography.fernet import Fernet
 
-from continuation.resume.sealing import Seal, Unreadable
+from continuation.resume.store.redis.sealing import Seal, Unreadable
 
 OLD, NEW, OTHER = (Fernet.generate_key().decode() for _ in range(3))
 VALUES = [b"", b"0", b"1", b"id: 1\ndata: {}\n\n", bytes(range(256)), os.urandom(2**20)]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from continuation.resume.lines import ASK_SECONDS, Command, Line, Lines, call
 from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Piece, Standing, State, StoreAway
-from continuation.resume.scripts import END_PART, READ, Keys, cursor_of, id_of, keys_of, lease_of
-from continuation.resume.sealing import Seal, Unreadable
+from continuation.resume.store.redis.lines import ASK_SECONDS, Command, Line, Lines, call
+from continuation.resume.store.redis.scripts import END_PART, READ, Keys, cursor_of, id_of, keys_of, lease_of
+from continuation.resume.store.redis.sealing import Seal, Unreadable
 
 # A lease that is not there is looked for again after so long: Redis may have been away, and its owner back just now.
 SECOND_LOOK_SECONDS = 0.5

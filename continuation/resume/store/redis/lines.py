@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from continuation.resume.log import StoreAway
-from continuation.resume.scripts import SCRIPTS, Script
+from continuation.resume.store.redis.scripts import SCRIPTS, Script
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from continuation.resume.hot import Held, HotLog
-from continuation.resume.lines import TURNS, Command, Line, Lines, Value, call
 from continuation.resume.log import Cursor, Entry, Limits, State, StoreAway
-from continuation.resume.scripts import (
+from continuation.resume.store.hot import Held, HotLog
+from continuation.resume.store.redis.lines import TURNS, Command, Line, Lines, Value, call
+from continuation.resume.store.redis.scripts import (
     APPEND,
     CREATE,
     DROP,
@@ -31,7 +31,7 @@ from continuation.resume.scripts import (
     keys_of,
     lease_of,
 )
-from continuation.resume.sealing import Seal
+from continuation.resume.store.redis.sealing import Seal
 
 logger = logging.getLogger(__name__)
 

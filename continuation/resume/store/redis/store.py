@@ -8,11 +8,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from continuation.resume.hot import Held, HotLog, HotWriter
-from continuation.resume.lines import TURNS, Lines, call
 from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
-from continuation.resume.mirror import HOUSEKEEPING_SECONDS, Kept, Mirror
-from continuation.resume.remote import (
+from continuation.resume.store.hot import Held, HotLog, HotWriter
+from continuation.resume.store.redis.following import (
     MARKED_SECONDS,
     Following,
     Meta,
@@ -20,7 +18,9 @@ from continuation.resume.remote import (
     follows,
     last_mark,
 )
-from continuation.resume.scripts import (
+from continuation.resume.store.redis.ledger import HOUSEKEEPING_SECONDS, Kept, Mirror
+from continuation.resume.store.redis.lines import TURNS, Lines, call
+from continuation.resume.store.redis.scripts import (
     CLAIM,
     END_PART,
     RELEASE,
@@ -30,7 +30,7 @@ from continuation.resume.scripts import (
     keys_of,
     lease_of,
 )
-from continuation.resume.sealing import Seal, Unreadable
+from continuation.resume.store.redis.sealing import Seal, Unreadable
 
 logger = logging.getLogger(__name__)
 

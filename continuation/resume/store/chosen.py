@@ -11,13 +11,13 @@ from continuation.downstream import client
 from continuation.metrics import noting
 from continuation.resume import generation, takeover
 from continuation.resume.log import Limits, Store
-from continuation.resume.memory import MemoryStore
-from continuation.resume.sealing import Seal
+from continuation.resume.store.memory import MemoryStore
+from continuation.resume.store.redis.sealing import Seal
 
 REDIS_PACKAGES = ("redis", "hiredis")
 if settings.REDIS_URL and all(find_spec(package) for package in REDIS_PACKAGES):
     # They are an extra, which a check asks for, and take their time to be loaded.
-    from continuation.resume.redis import RedisStore
+    from continuation.resume.store.redis.store import RedisStore
 
 _current: tuple[asyncio.AbstractEventLoop, Store] | None = None
 
