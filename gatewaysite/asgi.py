@@ -19,7 +19,7 @@ from django.core import checks
 from django.core.asgi import get_asgi_application
 from django.core.exceptions import ImproperlyConfigured
 
-from gatewaysite.leaving import leaving_cleanly
+from gatewaysite.server.stopping import leaving_cleanly
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
 django_application = leaving_cleanly(get_asgi_application())
@@ -35,8 +35,8 @@ from continuation.http.response import (  # noqa: E402
     on_shutdown,
 )
 from continuation.resume.store import chosen  # noqa: E402
-from gatewaysite import websocket  # noqa: E402
-from gatewaysite.lifespan import lifespan  # noqa: E402
+from gatewaysite.server import websocket  # noqa: E402
+from gatewaysite.server.lifespan import lifespan  # noqa: E402
 from strategies import cache  # noqa: E402
 
 logger = logging.getLogger(__name__)

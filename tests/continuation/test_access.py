@@ -2,7 +2,7 @@
 
 import pytest
 
-from gatewaysite.access import masked
+from gatewaysite.server.access import masked
 
 
 @pytest.mark.parametrize(

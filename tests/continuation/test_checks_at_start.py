@@ -15,8 +15,8 @@ from asgiref.testing import ApplicationCommunicator
 
 from continuation.audit import writer
 from continuation.downstream import client
-from gatewaysite import websocket
-from gatewaysite.lifespan import lifespan
+from gatewaysite.server import websocket
+from gatewaysite.server.lifespan import lifespan
 from tests.harness.client import call
 from tests.harness.gateway import ROOT, Gateway, environment, free_port, migrated_database
 

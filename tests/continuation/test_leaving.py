@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gatewaysite.leaving import Attendance
+from gatewaysite.server.stopping import Attendance
 
 
 async def test_all_who_are_here_are_waited_for_and_nobody_else() -> None:

@@ -1,6 +1,6 @@
 """Who sends a request too slowly, by the clock that is passed in."""
 
-from gatewaysite.pace import Pace, Part, Slowest
+from gatewaysite.server.pace import Pace, Part, Slowest
 
 SLOWEST = Slowest(head=30, window=60, rate=500)
 

@@ -14,7 +14,7 @@ from continuation.plan import PassReason
 from continuation.resume.views import ERRORS
 from continuation.views import UNDELIVERED
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
-from gatewaysite.exchange import BROKEN, REFUSED
+from gatewaysite.server.exchange import BROKEN, REFUSED
 from strategies.models import Strategy
 
 README = (settings.BASE_DIR / "README.md").read_text("utf-8")

@@ -83,9 +83,9 @@ APPLICATION = """
     import django
     os.environ["DJANGO_SETTINGS_MODULE"] = "gatewaysite.settings"
     django.setup()
-    from gatewaysite.listening import Listener
-    from gatewaysite.pace import Slowest
-    from gatewaysite.serving import Limits, Server
+    from gatewaysite.server.listener import Listener
+    from gatewaysite.server.pace import Slowest
+    from gatewaysite.server.server import Limits, Server
 
     STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 

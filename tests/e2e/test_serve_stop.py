@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gatewaysite.leaving import leaving_cleanly
+from gatewaysite.server.stopping import leaving_cleanly
 from tests.e2e.asking import body
 from tests.harness import gateway as harness
 from tests.harness.client import Stream, one_failed_ending, one_whole_answer, request_id
@@ -321,10 +321,10 @@ HURRIED = """
     os.environ["DJANGO_SETTINGS_MODULE"] = "gatewaysite.settings"
     django.setup()
     from twisted.internet.testing import StringTransport
-    from gatewaysite.connection import Factory
-    from gatewaysite.listening import Listener
-    from gatewaysite.pace import Slowest
-    from gatewaysite.serving import Limits, Server
+    from gatewaysite.server.channel import Factory
+    from gatewaysite.server.listener import Listener
+    from gatewaysite.server.pace import Slowest
+    from gatewaysite.server.server import Limits, Server
 
     listener = Listener("127.0.0.1", 0)
     server = Server(None, listener, Limits(2**30, None, 60.0, Slowest(30, 60, 500)))

@@ -35,9 +35,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         # Not before the settings are known to be right.
-        from gatewaysite.listening import Listener
-        from gatewaysite.pace import Slowest
-        from gatewaysite.serving import Limits, Server
+        from gatewaysite.server.listener import Listener
+        from gatewaysite.server.pace import Slowest
+        from gatewaysite.server.server import Limits, Server
 
         address = _address(options)
         try:
@@ -85,7 +85,7 @@ def _application() -> Any:
 def _access_log(name: str | None) -> Any:
     if name is None:
         return None
-    from gatewaysite.access import AccessLog
+    from gatewaysite.server.access import AccessLog
 
     try:
         return AccessLog(sys.stdout if name == "-" else open(name, "a", buffering=1))

@@ -20,8 +20,8 @@ from typing import Any
 from daphne.http_protocol import HTTPFactory  # type: ignore[import-untyped]
 from twisted.web import http
 
-from gatewaysite.exchange import Exchange
-from gatewaysite.pace import Pace, Part, Slowest
+from gatewaysite.server.exchange import Exchange
+from gatewaysite.server.pace import Pace, Part, Slowest
 
 logger = logging.getLogger(__name__)
 

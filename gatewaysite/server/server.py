@@ -36,13 +36,13 @@ from continuation.downstream import client
 from continuation.downstream.shortage import Notice
 from continuation.resume import generation
 from continuation.resume.store import chosen as stores
-from gatewaysite import descriptors
-from gatewaysite.connection import Channel, Factory
-from gatewaysite.exchange import Exchange
-from gatewaysite.handshake import WebSockets
-from gatewaysite.lifespan import FLUSH_SECONDS, put_away
-from gatewaysite.listening import Door, Listener
-from gatewaysite.pace import Slowest
+from gatewaysite.server import descriptors
+from gatewaysite.server.channel import Channel, Factory
+from gatewaysite.server.exchange import Exchange
+from gatewaysite.server.handshake import WebSockets
+from gatewaysite.server.lifespan import FLUSH_SECONDS, put_away
+from gatewaysite.server.listener import Door, Listener
+from gatewaysite.server.pace import Slowest
 
 logger = logging.getLogger(__name__)
 reactor: Any = _reactor

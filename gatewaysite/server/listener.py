@@ -9,7 +9,7 @@ from typing import Any
 
 from twisted.internet import reactor as _reactor
 
-from gatewaysite.connection import Factory
+from gatewaysite.server.channel import Factory
 
 reactor: Any = _reactor
 
