@@ -10,9 +10,9 @@ from django.conf import settings
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from continuation.http.headers import json_error
 from continuation.http.incoming import request_id
-from continuation.metrics import noting
+from continuation.http.response import json_error
+from continuation.metrics import processes
 from strategies import cache
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ async def told_metrics(request: HttpRequest) -> HttpResponse:
         message = "The metrics are for those who send the METRICS_TOKEN as a bearer token."
         headers = {"WWW-Authenticate": 'Bearer realm="metrics"', "X-Request-Id": request_id(request)}
         return _with_length(json_error(401, message, "invalid_request_error", "unauthorized", headers))
-    body, content_type = await asyncio.to_thread(noting.told, request.headers.get("Accept", ""))
+    body, content_type = await asyncio.to_thread(processes.told, request.headers.get("Accept", ""))
     no_store = {"Cache-Control": "no-store"}
     return _with_length(HttpResponse(body, content_type=content_type, headers=no_store))
 

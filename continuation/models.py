@@ -51,7 +51,7 @@ def _seconds(help_text: str) -> Any:
 
 
 class ContinuationEvent(models.Model):
-    """The fields of `continuation.vocabulary.StreamRecord`, under the same names."""
+    """The fields of `continuation.splice.record.StreamRecord`, under the same names."""
 
     created_at = models.DateTimeField("when")
     request_id = models.CharField("request id", max_length=200)

@@ -18,8 +18,9 @@ from continuation.downstream.troubles import describe
 from continuation.metrics import noting
 from continuation.shapes.sse import comment_line
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
+from continuation.splice.record import StreamRecord
 from continuation.token_route.route import Refused, ScaleOutMissing
-from continuation.vocabulary import Failure, Outcome, Reason, StreamRecord
+from continuation.vocabulary import Failure, Outcome, Reason
 
 logger = logging.getLogger(__name__)
 

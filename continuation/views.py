@@ -17,7 +17,8 @@ from django.http.response import HttpResponseBase
 from continuation.downstream.client import Upload, Upstream, open_upstream
 from continuation.downstream.shortage import RETRY_SECONDS, refusals
 from continuation.downstream.troubles import describe, status_for
-from continuation.http.headers import RawHeaders, end_to_end, json_error, with_headers
+from continuation.http.ending import break_off, ends_itself
+from continuation.http.headers import RawHeaders, end_to_end, with_headers
 from continuation.http.incoming import (
     body_size,
     headers_of,
@@ -28,9 +29,9 @@ from continuation.http.incoming import (
     unsendable_header,
     unsendable_line,
 )
-from continuation.http.response import RelayResponse, break_off, ends_itself
+from continuation.http.response import RelayResponse, json_error
 from continuation.http.threads import worked_out
-from continuation.metrics import noting
+from continuation.metrics import families, noting
 from continuation.plan import Guarded, PassReason, Passthrough, plan
 from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
@@ -145,11 +146,11 @@ async def _guarded(
         upstream = await _open_leg1(planned, beginning.origin)
     except httpx.HTTPError as trouble:
         beginning.give_up()
-        noting.planned(noting.GUARDED)
+        noting.planned(families.GUARDED)
         return _undelivered(request, trouble, "guarded")
     is_stream = upstream.status == 200 and upstream.is_event_stream
     is_unreadable = is_stream and upstream.is_encoded
-    noting.planned(PassReason.CONTENT_ENCODED if is_unreadable else noting.GUARDED)
+    noting.planned(PassReason.CONTENT_ENCODED if is_unreadable else families.GUARDED)
     if is_unreadable or not is_stream:
         beginning.give_up()
         note = _passed(PassReason.CONTENT_ENCODED) if is_unreadable else "guarded"

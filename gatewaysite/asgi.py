@@ -25,15 +25,10 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gatewaysite.settings")
 django_application = leaving_cleanly(get_asgi_application())
 
 # Only now, because these need the application registry.
-from continuation.http.headers import framing_fault, json_error  # noqa: E402
+from continuation.http.ending import CLOSE_CONNECTION, ON_SHUTDOWN, daphne_closer, on_shutdown  # noqa: E402
+from continuation.http.headers import framing_fault  # noqa: E402
 from continuation.http.incoming import quoted_id  # noqa: E402
-from continuation.http.response import (  # noqa: E402
-    CLOSE_CONNECTION,
-    ON_SHUTDOWN,
-    daphne_closer,
-    let_none_follow,
-    on_shutdown,
-)
+from continuation.http.response import json_error, let_none_follow  # noqa: E402
 from continuation.resume.store import chosen  # noqa: E402
 from gatewaysite.server import websocket  # noqa: E402
 from gatewaysite.server.lifespan import lifespan  # noqa: E402

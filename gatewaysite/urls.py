@@ -10,8 +10,8 @@ from django.urls import include, path, re_path
 from django.views import defaults
 
 from continuation import views
-from continuation.http.headers import json_error
 from continuation.http.incoming import request_id
+from continuation.http.response import json_error
 from gatewaysite import SITE_PREFIXES
 from gatewaysite.static import static_file
 

@@ -4,26 +4,25 @@ A stream calls `record` and goes on. A full queue or a dead database costs rows,
 never a stream.
 """
 
+from __future__ import annotations
+
 import atexit
-import json
 import logging
-import math
 import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from dataclasses import dataclass
 
 from django.conf import settings
-from django.db import DataError, Error, IntegrityError, connection, models
-from django.utils import timezone
+from django.db import DataError, Error, IntegrityError, connection
 
+from continuation.audit import retention
+from continuation.audit.rows import characters_of, event_of, first_line, without_text
 from continuation.metrics import noting
 from continuation.models import ContinuationEvent
-from continuation.vocabulary import StreamRecord
+from continuation.splice.record import StreamRecord
 from strategies.models import Strategy
 
 logger = logging.getLogger(__name__)
@@ -38,13 +37,6 @@ PATIENCE = 3  # failures in a row after which the rows are suspected, no longer 
 FLUSH_AT_EXIT_SECONDS = 5.0
 PRUNE_FIRST_SECONDS = 300.0
 PRUNE_SECONDS = 3600.0
-PRUNE_ROWS = 500
-TEXT_CHARACTERS = 1_000_000
-MESSAGE_CHARACTERS = 200
-JSON_DEPTH = 8
-JSON_CHARACTERS = 20_000
-WHOLE_LIMIT = 2**63 - 1
-
 # What a database says about a row rather than about itself; the last three come from its driver.
 BAD_ROW = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
 
@@ -120,7 +112,7 @@ class Writer:
     def record(self, stream_record: StreamRecord) -> None:
         try:
             starts_burst = self._put(
-                stream_record if settings.AUDIT_STORE_TEXT else _without_text(stream_record)
+                stream_record if settings.AUDIT_STORE_TEXT else without_text(stream_record)
             )
         except Exception:
             with self._changed:
@@ -164,7 +156,7 @@ class Writer:
 
     def _put(self, row: StreamRecord) -> bool:
         """Queue the row or count it as lost; True for the first one of a burst of losses."""
-        weight = _characters(row)
+        weight = characters_of(row)
         with self._changed:
             if len(self._queue) >= self._rows or self._queued_characters + weight > self._characters:
                 self._refused += 1
@@ -233,7 +225,7 @@ class Writer:
     def _take(self, most: int) -> list[ContinuationEvent]:
         with self._changed:
             rows = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-            self._queued_characters -= sum(map(_characters, rows))
+            self._queued_characters -= sum(map(characters_of, rows))
             self._in_hand += len(rows)
         return [event_of(row) for row in rows]
 
@@ -306,31 +298,12 @@ class Writer:
     def _prune(self) -> None:
         """One slice; the next comes after the rows that wait, or in an hour if it was the last."""
         try:
-            deleted = prune(settings.AUDIT_RETENTION_DAYS, most=PRUNE_ROWS)
+            deleted = retention.prune(settings.AUDIT_RETENTION_DAYS, most=retention.PRUNE_ROWS)
         except Error as trouble:
             logger.warning("old audit rows cannot be pruned: %s", _brief(trouble))
             deleted = 0
-        if deleted < PRUNE_ROWS:
+        if deleted < retention.PRUNE_ROWS:
             self._prune_at = time.monotonic() + PRUNE_SECONDS
-
-
-# -- the database ----------------------------------------------------------------------------------
-
-
-def expired(days: int) -> models.QuerySet[ContinuationEvent]:
-    """The rows that are more than `days` days old."""
-    try:
-        limit = timezone.now() - timedelta(days=days)
-    except OverflowError:
-        return ContinuationEvent.objects.none()
-    return ContinuationEvent.objects.filter(created_at__lt=limit)
-
-
-def prune(days: int, most: int) -> int:
-    """Delete up to `most` rows that are more than `days` days old; how many there were."""
-    doomed = list(expired(days).order_by("created_at").values_list("pk", flat=True)[:most])
-    deleted, _ = ContinuationEvent.objects.filter(pk__in=doomed).delete() if doomed else (0, {})
-    return deleted
 
 
 def _insert(events: Sequence[ContinuationEvent]) -> None:
@@ -368,105 +341,8 @@ def _close_connection() -> None:
 
 def _brief(trouble: Exception) -> str:
     """Kind and first line: the others may quote the row."""
-    return f"{type(trouble).__name__}: {_first_line(str(trouble))[:200]}"
+    return f"{type(trouble).__name__}: {first_line(str(trouble))[:200]}"
 
-
-# -- the row ---------------------------------------------------------------------------------------
-
-
-def event_of(row: StreamRecord) -> ContinuationEvent:
-    """The row as any database takes it: without NUL, lone surrogates, NaN, numbers beyond 64 bits."""
-    values = {
-        field.attname: _clean(field, getattr(row, field.attname))
-        for field in ContinuationEvent._meta.concrete_fields
-        if not field.primary_key
-    }
-    return ContinuationEvent(**values)
-
-
-def _clean(field: Any, value: Any) -> Any:
-    match field:
-        case models.CharField(name="leg2_message"):
-            return _text(_first_line(_text(value, TEXT_CHARACTERS)), MESSAGE_CHARACTERS)
-        case models.CharField():
-            return _text(value, field.max_length or TEXT_CHARACTERS)
-        case models.TextField():
-            return _text(value, TEXT_CHARACTERS)
-        case models.JSONField():
-            return _short_json(value) if value is not None or field.null else {}
-        case models.BooleanField():
-            return bool(value)
-        case models.FloatField():
-            return _finite(value)
-        case models.DateTimeField():
-            return _aware(value)
-        case _:
-            return _whole(value) if value is not None or field.null else 0
-
-
-def _text(value: Any, most: int) -> str:
-    text = "" if value is None else str(value)
-    if len(text) > most:
-        text = text[: most - 1] + "…"
-    if not text.isascii():
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "").rstrip()
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        return float(value) if math.isfinite(value) else None
-    except (TypeError, OverflowError):
-        return None
-
-
-def _whole(value: Any) -> int | None:
-    return max(-WHOLE_LIMIT, min(WHOLE_LIMIT, int(value))) if isinstance(value, int) else None
-
-
-def _aware(value: Any) -> datetime:
-    if not isinstance(value, datetime):
-        return timezone.now()
-    return value if timezone.is_aware(value) else value.replace(tzinfo=UTC)
-
-
-def _short_json(value: Any) -> Any:
-    cleaned = _json(value, JSON_DEPTH)
-    length = len(json.dumps(cleaned, ensure_ascii=False))
-    return cleaned if length <= JSON_CHARACTERS else {"left_out": f"{length} characters"}
-
-
-def _json(value: Any, depth: int) -> Any:
-    match value:
-        case None | bool():
-            return value
-        case int():
-            return _whole(value)
-        case float():
-            return _finite(value)
-        case dict() | list() | tuple() if not depth:
-            return "…"
-        case dict():
-            return {_text(key, 200): _json(item, depth - 1) for key, item in value.items()}
-        case list() | tuple():
-            return [_json(item, depth - 1) for item in value]
-        case _:
-            return _text(value, JSON_CHARACTERS)
-
-
-def _without_text(row: StreamRecord) -> StreamRecord:
-    return replace(row, partial_text="", continued_text="") if _characters(row) else row
-
-
-def _characters(row: StreamRecord) -> int:
-    return len(row.partial_text) + len(row.continued_text)
-
-
-# -- the process -----------------------------------------------------------------------------------
 
 _writer = Writer()
 

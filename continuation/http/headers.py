@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
-
-from django.http import HttpResponse
-
-from continuation.metrics import noting
 
 RawHeaders = list[tuple[bytes, bytes]]
+
 
 HOP_BY_HOP = frozenset(
     {
@@ -96,12 +91,3 @@ def is_named(name: bytes, patterns: Sequence[str]) -> bool:
     """Whether a header's name, compared without case, is one of `patterns`: lower-case names, `*` for anything."""
     lower = name.decode("latin-1").lower()
     return any(fnmatchcase(lower, pattern) for pattern in patterns)
-
-
-def json_error(
-    status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
-) -> HttpResponse:
-    """An error in the form that OpenAI's clients read; `more` is told beside its message."""
-    noting.refused(code)
-    body = json.dumps({"error": {"message": message, "type": kind, "code": code, **more}})
-    return HttpResponse(body, status=status, content_type="application/json", headers=headers)

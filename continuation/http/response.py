@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from contextvars import ContextVar
 from typing import Any
 
 from django.core.signals import request_started
 from django.db import close_old_connections, reset_queries
-from django.http import StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
 from continuation.http.headers import RawHeaders, with_own
+from continuation.metrics import noting
 
 
 class RelayResponse(StreamingHttpResponse):
@@ -52,41 +52,6 @@ def leave_request_threads_alone() -> None:
 
 # In the scope of a request, from servers that tell it: its target, bytes, as it stood in the request line.
 TARGET = "gateway.target"
-# In the scope of a request: a function that closes the client's connection once what was sent has left.
-CLOSE_CONNECTION = "gateway.close_connection"
-CLOSING_SECONDS = 5.0
-# In the scope of a request: a function that takes one; the server calls that when it stops and waits no longer.
-ON_SHUTDOWN = "gateway.on_shutdown"
-OnShutdown = Callable[[Callable[[], None]], None]
-on_shutdown: ContextVar[OnShutdown | None] = ContextVar("on_shutdown", default=None)
-
-
-def ends_itself(end: Callable[[], None]) -> None:
-    """The answer to the current request can end well when the server stops: `end` tells it to. Other answers, and
-    all under servers that know nothing of this, are broken off."""
-    if tell := on_shutdown.get():
-        tell(end)
-
-
-class AnswerBrokenOff(Exception):
-    """The rest of an answer is not to be had; servers break the client's connection off when they get this."""
-
-
-async def break_off(scope: Mapping[str, Any]) -> None:
-    """End an answer that has begun so that the client sees it is not whole: no terminating chunk."""
-    close = scope.get("extensions", {}).get(CLOSE_CONNECTION)
-    if close is None:
-        raise AnswerBrokenOff
-    close()
-    await asyncio.sleep(
-        CLOSING_SECONDS
-    )  # the disconnect ends this; returning sooner would end the answer properly
-
-
-def daphne_closer(send: object) -> Callable[[], None] | None:
-    """For CLOSE_CONNECTION under daphne, which must not get an exception once an answer has begun: its periodic
-    housekeeping would stop. Its `send` is bound to the request whose connection it is; None under other servers."""
-    return getattr(_channel_of(send), "loseConnection", None)
 
 
 def let_none_follow(send: object) -> None:
@@ -100,3 +65,12 @@ def let_none_follow(send: object) -> None:
 def _channel_of(send: object) -> Any:
     bound = getattr(send, "args", ())
     return getattr(bound[0], "channel", None) if bound else None
+
+
+def json_error(
+    status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> HttpResponse:
+    """An error in the form that OpenAI's clients read; `more` is told beside its message."""
+    noting.refused(code)
+    body = json.dumps({"error": {"message": message, "type": kind, "code": code, **more}})
+    return HttpResponse(body, status=status, content_type="application/json", headers=headers)

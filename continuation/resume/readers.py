@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.conf import settings
 from django.http import HttpRequest
 
+from continuation.http.ending import ends_itself
 from continuation.http.incoming import headers_of, request_id, scope_of
-from continuation.http.response import ends_itself
 from continuation.metrics import noting
 from continuation.resume import generation, takeover
 from continuation.resume import token as tokens

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from continuation.http.response import break_off
+from continuation.http.ending import break_off
 from continuation.relay import KEEPALIVE
 from continuation.resume.log import Cursor, Log, Piece, Reader, Standing, State, StoreAway
 from continuation.resume.numbering import closing, ending_of

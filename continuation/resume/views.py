@@ -16,9 +16,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import constant_time_compare
 
-from continuation.http.headers import json_error
 from continuation.http.incoming import request_id
-from continuation.http.response import RelayResponse
+from continuation.http.response import RelayResponse, json_error
 from continuation.metrics import noting as metrics
 from continuation.resume import generation
 from continuation.resume import token as tokens

@@ -63,11 +63,12 @@ from continuation.shapes.chat.usage import Conversation, Delivered, Estimator, d
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.splice.decision import State, Verdict, decide
 from continuation.splice.leg import Leg
+from continuation.splice.record import StreamRecord
 from continuation.splice.rewrite import Rewriter, chunk_like, finish_choice
 from continuation.splice.seam import RestartDeparted, Seam
 from continuation.splice.shelf import Shelf
 from continuation.splice.wording import failed_message, first_line
-from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 

@@ -14,8 +14,9 @@ from django.db import connections, router, transaction
 from django.utils import timezone
 
 from continuation.shapes.chat.usage import Estimator
-from continuation.verification.bench import Order, Progress, Report, Trouble, verify
-from continuation.verification.variants import Measured
+from continuation.verification.bench import Report, verify
+from continuation.verification.order import Order, Progress, Trouble
+from continuation.verification.ranking import Measured
 from strategies.models import Strategy, VerificationResult, VerificationRun
 from strategies.verification import settings_of
 

@@ -17,9 +17,9 @@ from daphne.utils import INVALID_HEADER_VALUE_BYTES  # type: ignore[import-untyp
 from django.http import HttpResponse
 
 from continuation.downstream.shortage import RETRY_SECONDS, refusals
-from continuation.http.headers import json_error
+from continuation.http.ending import CLOSE_CONNECTION, ON_SHUTDOWN
 from continuation.http.incoming import quoted_id
-from continuation.http.response import CLOSE_CONNECTION, ON_SHUTDOWN, TARGET
+from continuation.http.response import TARGET, json_error
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from typing import Any
 from continuation.plan import Guarded
 from continuation.shapes.sse import Event, EventDecoder
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
-from continuation.vocabulary import Failure, StreamRecord
+from continuation.splice.record import StreamRecord
+from continuation.vocabulary import Failure
 from strategies.types import GENERIC, CompiledStrategy
 
 QUESTION = {"role": "user", "content": "Tell me of the sea."}

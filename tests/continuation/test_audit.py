@@ -13,9 +13,11 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
+from continuation.audit import retention, rows
 from continuation.audit import writer as audit
 from continuation.models import ContinuationEvent
-from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, StreamRecord
+from continuation.splice.record import StreamRecord
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from strategies.models import Strategy
 from tests.continuation.databases import OwnDatabase, own_database
 from tests.harness.gateway import Database, migrated_template
@@ -195,7 +197,7 @@ def test_text_is_not_stored_unless_the_setting_says_so(
     ],
 )
 def test_text_is_stored_as_any_database_takes_it(given: Any, stored: str) -> None:
-    event = audit.event_of(note(completion_id=given))
+    event = rows.event_of(note(completion_id=given))
     event.save()
     event.refresh_from_db()
     assert event.completion_id == stored
@@ -212,11 +214,11 @@ def test_text_is_stored_as_any_database_takes_it(given: Any, stored: str) -> Non
     ],
 )
 def test_of_the_engines_message_one_line_of_200_characters_is_stored(given: str, stored: str) -> None:
-    assert audit.event_of(note(leg2_message=given)).leg2_message == stored
+    assert rows.event_of(note(leg2_message=given)).leg2_message == stored
 
 
 def test_numbers_that_no_column_holds_are_stored_as_far_as_possible() -> None:
-    event = audit.event_of(
+    event = rows.event_of(
         note(
             budget_before=10**30,
             budget_after=-(10**30),
@@ -240,7 +242,7 @@ def test_json_that_no_column_holds_is_stored_as_far_as_possible() -> None:
     nested: Any = "bottom"
     for _ in range(5000):
         nested = [nested]
-    event = audit.event_of(
+    event = rows.event_of(
         note(
             usage_before={
                 "nan": float("nan"),
@@ -266,7 +268,7 @@ def test_json_that_no_column_holds_is_stored_as_far_as_possible() -> None:
 
 def test_a_time_without_a_zone_is_taken_for_utc() -> None:
     row = StreamRecord(created_at=datetime(2025, 1, 1), request_id="r", requested_model="m")
-    assert audit.event_of(row).created_at == datetime(2025, 1, 1, tzinfo=UTC)
+    assert rows.event_of(row).created_at == datetime(2025, 1, 1, tzinfo=UTC)
 
 
 # -- the queue -------------------------------------------------------------------------------------
@@ -415,7 +417,7 @@ def test_a_strategy_deleted_meanwhile_does_not_lose_the_row(writer: Callable[...
 
 def test_deleting_a_strategy_keeps_its_events(writer: Callable[..., audit.Writer]) -> None:
     strategy = Strategy.objects.create(name="old", model="old")
-    audit.event_of(note(strategy_id=strategy.pk, strategy_name="old")).save()
+    rows.event_of(note(strategy_id=strategy.pk, strategy_name="old")).save()
     strategy.delete()
     event = ContinuationEvent.objects.get()
     assert (event.strategy, event.strategy_name) == (None, "old")
@@ -547,10 +549,10 @@ def test_a_fault_of_the_writer_costs_its_batch_and_not_the_thread(
 
 
 def test_an_attempt_that_failed_at_its_commit_can_be_repeated() -> None:
-    event = audit.event_of(note())
+    event = rows.event_of(note())
     audit._insert([event])
     ContinuationEvent.objects.all().delete()
-    audit.event_of(note("has taken the key")).save()
+    rows.event_of(note("has taken the key")).save()
     audit._insert([event])
     assert request_ids() == ["has taken the key", "r-1"]
 
@@ -562,9 +564,9 @@ def test_the_thread_prunes_what_is_older_than_the_retention(
     writer: Callable[..., audit.Writer], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AUDIT_RETENTION_DAYS = 7
-    monkeypatch.setattr(audit, "PRUNE_ROWS", 2)
+    monkeypatch.setattr(retention, "PRUNE_ROWS", 2)
     for days in (1, 6, 8, 9, 10, 300):
-        event = audit.event_of(note(f"{days} days"))
+        event = rows.event_of(note(f"{days} days"))
         event.created_at -= timedelta(days=days)
         event.save()
     one = writer(prune_first=0.0)
@@ -589,6 +591,6 @@ def test_a_prune_that_fails_is_logged_and_tried_again_later(
 
 
 def test_a_retention_longer_than_the_calendar_keeps_everything() -> None:
-    audit.event_of(note()).save()
-    assert audit.prune(10**9, most=10) == 0
+    rows.event_of(note()).save()
+    assert retention.prune(10**9, most=10) == 0
     assert request_ids() == ["r-1"]

@@ -22,7 +22,7 @@ import django
 django.setup()
 from django.utils import timezone
 from continuation.audit import writer as audit
-from continuation.vocabulary import StreamRecord
+from continuation.splice.record import StreamRecord
 
 def note(name, count):
     for number in range(count):
@@ -144,7 +144,7 @@ def test_sigterm_under_daphne_loses_no_row(database: Path, tmp_path: Path) -> No
             from gatewaysite.asgi import application as gateway
             from django.utils import timezone
             from continuation.audit import writer as audit
-            from continuation.vocabulary import StreamRecord
+            from continuation.splice.record import StreamRecord
 
             async def application(scope, receive, send):
                 if scope["type"] == "http" and scope["path"] == "/health":

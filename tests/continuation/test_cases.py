@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuation.audit import writer
+from continuation.audit import rows
 from continuation.shapes.chat.usage import Estimator
 from continuation.splice.machine import Phase
 from continuation.vocabulary import Failure
@@ -255,7 +255,7 @@ def test_halves_do_no_harm_to_the_record(ends: str) -> None:
         play.leg2(*finished(content("b" + HIGH, ID2)))
     elif ends == "broken":
         play.leg2(content("b" + HIGH, ID2), ended=Failure.EOF)
-    row = writer.event_of(play.record)
+    row = rows.event_of(play.record)
     told = [row.requested_model, row.completion_id, row.partial_text, row.continued_text]
     assert all(text.encode() for text in told[:3])
 

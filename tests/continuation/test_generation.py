@@ -20,7 +20,7 @@ from continuation.resume.log import START, Entry, Limits, State, StoreAway
 from continuation.resume.store.hot import WINDOW_BYTES, HotLog, HotReader
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Phase, Splice
-from continuation.vocabulary import StreamRecord
+from continuation.splice.record import StreamRecord
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import DONE, ID2, Play, Told, chunk, content, finished, role, told, usage
 from tests.resume.streams import DEADLINE, until

@@ -16,18 +16,20 @@ from typing import Any
 
 import pytest
 
-from continuation.metrics import noting
+from continuation.metrics import families, noting, processes
 from continuation.plan import PassReason
 from continuation.resume.store.hot import Held
-from continuation.vocabulary import Failure, Outcome, Reason, Route, StreamRecord
-from tests.harness.figures import Figures, families, figures, key, moved
+from continuation.splice.record import StreamRecord
+from continuation.vocabulary import Failure, Outcome, Reason, Route
+from tests.harness.figures import Figures, figures, key, moved
+from tests.harness.figures import families as families_in
 from tests.harness.gateway import ROOT, environment
 
 PATIENCE = 60.0
 
 
 def told(accept: str = "") -> Figures:
-    body, content_type = noting.told(accept)
+    body, content_type = processes.told(accept)
     return figures(body.decode(), content_type)
 
 
@@ -55,30 +57,30 @@ def record(**changes: Any) -> StreamRecord:
 @pytest.mark.parametrize(
     "note, name, labels",
     [
-        (lambda: noting.planned(noting.GUARDED), "chat_requests", {"plan": "guarded"}),
+        (lambda: noting.planned(families.GUARDED), "chat_requests", {"plan": "guarded"}),
         (lambda: noting.planned(PassReason.NO_STRATEGY), "chat_requests", {"plan": "no_strategy"}),
         (lambda: noting.refused("not_found"), "refused_requests", {"code": "not_found"}),
         (lambda: noting.audit_rows(written=1), "audit_rows", {"state": "written"}),
         (lambda: noting.audit_rows(lost=1), "audit_rows", {"state": "lost"}),
         *[
             (lambda word=word: noting.resumable(word), "resumable_streams", {"outcome": word})
-            for word in noting.RESUMABLE_OUTCOMES
+            for word in families.RESUMABLE_OUTCOMES
         ],
         *[
             (lambda word=word: noting.resumed(word), "resumes", {"outcome": word})
-            for word in noting.RESUME_OUTCOMES
+            for word in families.RESUME_OUTCOMES
         ],
         *[
             (lambda word=word: noting.token_issued(word), "resume_tokens_issued", {"kind": word})
-            for word in noting.TOKEN_KINDS
+            for word in families.TOKEN_KINDS
         ],
         *[
             (lambda word=word: noting.token_used(word), "resume_tokens_used", {"kind": word})
-            for word in noting.TOKEN_KINDS
+            for word in families.TOKEN_KINDS
         ],
         *[
             (lambda word=word: noting.takeover(word), "takeovers", {"outcome": word})
-            for word in noting.TAKEOVER_OUTCOMES
+            for word in families.TAKEOVER_OUTCOMES
         ],
         (
             lambda: noting.stream_ended(None),
@@ -217,8 +219,8 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q
 
 def test_both_forms_are_what_prometheus_reads_and_tell_the_same() -> None:
     noting.stream_ended(record(outcome="rescued", failure="eof", route="chat-continue", seam_gap_seconds=2.0))
-    plain, plain_type = noting.told(PLAIN)
-    open_, open_type = noting.told(OPENMETRICS)
+    plain, plain_type = processes.told(PLAIN)
+    open_, open_type = processes.told(OPENMETRICS)
     assert plain_type.startswith("text/plain; version=0.0.4; charset=utf-8")
     assert open_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
     assert open_.endswith(b"# EOF\n")
@@ -247,15 +249,15 @@ def test_both_forms_are_what_prometheus_reads_and_tell_the_same() -> None:
     ],
 )
 def test_an_accept_header_that_makes_no_sense_is_answered_all_the_same(accept: str) -> None:
-    body, content_type = noting.told(accept)
+    body, content_type = processes.told(accept)
     assert key("continuation_generations") in figures(body.decode(), content_type)
 
 
 def test_every_word_that_is_known_beforehand_is_told_from_the_start() -> None:
     names = told()
-    for reason in (noting.GUARDED, *PassReason):
+    for reason in (families.GUARDED, *PassReason):
         assert ("continuation_chat_requests_total", (("plan", str(reason)),)) in names
-    for word in noting.RESUME_OUTCOMES:
+    for word in families.RESUME_OUTCOMES:
         assert ("continuation_resumes_total", (("outcome", word),)) in names
 
 
@@ -269,7 +271,7 @@ def test_the_table_of_the_readme_names_each_family_with_its_labels() -> None:
     }
     noting.refused("not_found")
     found: dict[str, set[str]] = {}
-    for family in families(noting.told("")[0].decode()):
+    for family in families_in(processes.told("")[0].decode()):
         if family.name.startswith("continuation_"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
@@ -278,14 +280,14 @@ def test_the_table_of_the_readme_names_each_family_with_its_labels() -> None:
 
 def test_nothing_else_knows_the_package() -> None:
     importing = {
-        path.name
+        path.relative_to(ROOT).parent.as_posix()
         for package in ("continuation", "gatewaysite", "strategies")
         for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prometheus_client"))
         or (isinstance(node, ast.Import) and any(a.name.startswith("prometheus_client") for a in node.names))
     }
-    assert importing == {"metrics.py"}
+    assert importing == {"continuation/metrics"}
 
 
 # -- several processes -----------------------------------------------------------------------------
@@ -295,7 +297,7 @@ import sys
 from pathlib import Path
 import django
 django.setup()
-from continuation.metrics import noting as metrics
+from continuation.metrics import noting as metrics, processes
 from continuation.resume.store.hot import Held
 print(flush=True)
 for line in sys.stdin:
@@ -340,7 +342,7 @@ class Process:
 
     def told(self, accept: str = "") -> Figures:
         file = self.directory / "told.txt"
-        self.do(f"Path({str(file)!r}).write_bytes(metrics.told({accept!r})[0])")
+        self.do(f"Path({str(file)!r}).write_bytes(processes.told({accept!r})[0])")
         return figures(file.read_text("utf-8"), accept or "text/plain")
 
     def files(self) -> list[str]:
@@ -443,7 +445,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_counts_on_and_has_noth
 def test_a_process_that_counted_nothing_leaves_no_file(process: Callable[..., Process]) -> None:
     one = process()
     assert len(one.files()) == 3
-    one.do("metrics.told('')")
+    one.do("processes.told('')")
     one.end()
     assert one.files() == []
 
@@ -461,8 +463,8 @@ def test_a_file_that_is_not_what_it_should_be_yet_does_not_keep_the_others_from_
 def test_a_name_of_the_directory_that_is_empty_means_none(tmp_path: Path) -> None:
     env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9", "PROMETHEUS_MULTIPROC_DIR": ""}, tmp_path)
     program = (
-        "import django; django.setup(); from continuation.metrics import noting;"
-        "print(noting.told('')[0].decode())"
+        "import django; django.setup(); from continuation.metrics import processes;"
+        "print(processes.told('')[0].decode())"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

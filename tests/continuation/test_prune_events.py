@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from continuation.audit import writer
+from continuation.audit import retention
 from continuation.models import ContinuationEvent
 
 pytestmark = pytest.mark.django_db
@@ -53,7 +53,7 @@ def test_a_dry_run_only_counts() -> None:
 
 
 def test_more_rows_than_a_slice_holds_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PRUNE_ROWS", 2)
+    monkeypatch.setattr(retention, "PRUNE_ROWS", 2)
     assert prune("--days", "0") == "6 events older than 0 days deleted"
     assert left() == []
 

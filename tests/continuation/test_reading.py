@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from openai._streaming import SSEDecoder
 
-from continuation.http import response
-from continuation.http.response import CLOSE_CONNECTION, AnswerBrokenOff
+from continuation.http import ending as ends
+from continuation.http.ending import CLOSE_CONNECTION, AnswerBrokenOff
 from continuation.relay import KEEPALIVE
 from continuation.resume import reading as module
 from continuation.resume import token as tokens
@@ -511,7 +511,7 @@ async def test_one_that_is_to_leave_breaks_off_and_is_no_reader_any_more(
     assert client.got == sent(events(1, 3))
 
     closed: list[int] = []
-    monkeypatch.setattr(response, "CLOSING_SECONDS", 0.0)
+    monkeypatch.setattr(ends, "CLOSING_SECONDS", 0.0)
     scope = {"extensions": {CLOSE_CONNECTION: lambda: closed.append(1)}}
     reading = reading_of(log, scope=scope)
     reading.leave()

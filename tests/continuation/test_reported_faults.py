@@ -11,7 +11,7 @@ from django.http import Http404
 from django.test import AsyncClient
 
 from continuation import views
-from continuation.audit import writer
+from continuation.audit import rows
 from continuation.splice.machine import Phase
 from continuation.splice.wording import failed_message
 from continuation.token_route.ids import Batch, ChatChunks
@@ -152,7 +152,7 @@ def test_each_word_of_the_audit_is_earned_by_a_stream_and_is_in_its_row(
 ) -> None:
     assert set(streams) == set(words)
     for word, stream in streams.items():
-        row = writer.event_of(stream().record)
+        row = rows.event_of(stream().record)
         assert getattr(row, column) == word
         row.clean_fields(exclude=["strategy"])  # a choice that the column knows
 

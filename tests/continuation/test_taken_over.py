@@ -24,7 +24,8 @@ from continuation.resume.store.hot import Held, HotLog
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
 from continuation.resume.takeover import packed, stop_orphan, take_over, unpacked
 from continuation.splice.machine import Phase, Splice
-from continuation.vocabulary import Failure, StreamRecord
+from continuation.splice.record import StreamRecord
+from continuation.vocabulary import Failure
 from continuation.wiring import Origin
 from strategies.types import CompiledStrategy, Engine
 from tests.continuation.eventsource import blocks_without_data, dispatched

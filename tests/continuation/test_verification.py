@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from continuation.metrics import noting
+from continuation.metrics import processes
 from continuation.testbed.simulator import Config, Simulator
-from continuation.verification.bench import Order, Progress, Report, Trouble, prompts_in, verify
-from continuation.verification.variants import CHAT, COMPLETIONS, percent
-from continuation.verification.verdicts import Place
+from continuation.verification.bench import Report, verify
+from continuation.verification.cuts import Place
+from continuation.verification.order import Order, Progress, Trouble, prompts_in
+from continuation.verification.ranking import percent
+from continuation.verification.variants import CHAT, COMPLETIONS
 from strategies.types import CompiledStrategy, Engine, Fallback
 from strategies.verification import FIELDS, settings_of
 from tests.harness.figures import figures, moved
@@ -212,7 +214,7 @@ async def test_no_figure_of_the_metrics_counts_a_verification(
 
 
 def _told() -> tuple[str, str]:
-    body, content_type = noting.told("")
+    body, content_type = processes.told("")
     return body.decode(), content_type
 
 

@@ -10,8 +10,10 @@ from django.core.management import CommandError, call_command
 
 from continuation.testbed.simulator import Config, Simulator
 from continuation.verification import runs
-from continuation.verification.bench import Order, Progress, Report, Trouble
-from continuation.verification.variants import Knowledge, Probe, Recommendation
+from continuation.verification.bench import Report
+from continuation.verification.knowledge import Knowledge, Probe
+from continuation.verification.order import Order, Progress, Trouble
+from continuation.verification.ranking import Recommendation
 from strategies import verification
 from strategies.models import Strategy, VerificationRun
 from tests.e2e.test_simulated import running

@@ -6,39 +6,12 @@ from typing import Any
 
 import pytest
 
-from continuation.verification.variants import (
-    CARRIED_IDS,
-    CHAT,
-    COMPLETIONS,
-    TEXT_IDS,
-    Knowledge,
-    Measured,
-    Variant,
-    finalists,
-    percent,
-    recommend,
-    variants,
-)
-from continuation.verification.verdicts import (
-    Call,
-    Cut,
-    Finding,
-    Place,
-    Step,
-    Tally,
-    Told,
-    Verdict,
-    choose,
-    cuts_of,
-    events_at,
-    events_of,
-    first_difference,
-    judge,
-    place_of,
-    spread,
-    steps_of,
-    told,
-)
+from continuation.verification.cuts import Cut, Place, choose, cuts_of, events_at, place_of, spread
+from continuation.verification.knowledge import Knowledge
+from continuation.verification.ranking import Measured, finalists, percent, recommend
+from continuation.verification.telling import Call, Step, Told, events_of, steps_of, told
+from continuation.verification.variants import CARRIED_IDS, CHAT, COMPLETIONS, TEXT_IDS, Variant, variants
+from continuation.verification.verdicts import Finding, Tally, Verdict, first_difference, judge
 from strategies.types import CompiledStrategy, Engine, Fallback
 
 REASONING = "Think of 杭州 now.\n"

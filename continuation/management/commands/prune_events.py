@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from continuation.audit import writer
+from continuation.audit import retention
 
 
 class Command(BaseCommand):
@@ -19,10 +19,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         days = settings.AUDIT_RETENTION_DAYS if options["days"] is None else options["days"]
         if options["dry_run"]:
-            self.stdout.write(f"{writer.expired(days).count()} events are older than {days} days")
+            self.stdout.write(f"{retention.expired(days).count()} events are older than {days} days")
             return
         pruned = 0
-        while deleted := writer.prune(days, most=writer.PRUNE_ROWS):
+        while deleted := retention.prune(days, most=retention.PRUNE_ROWS):
             pruned += deleted
         self.stdout.write(f"{pruned} events older than {days} days deleted")
 

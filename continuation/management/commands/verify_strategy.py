@@ -15,9 +15,11 @@ from django.db import DatabaseError
 
 from continuation.shapes.chat.chunks import JSON
 from continuation.verification import runs
-from continuation.verification.bench import DEFAULT_PROMPTS, Order, Progress, Report, Trouble, prompts_in
-from continuation.verification.variants import LABELS, Measured, percent, shown
-from continuation.verification.verdicts import Place
+from continuation.verification.bench import Report
+from continuation.verification.cuts import Place
+from continuation.verification.order import DEFAULT_PROMPTS, Order, Progress, Trouble, prompts_in
+from continuation.verification.ranking import Measured, percent
+from continuation.verification.variants import LABELS, shown
 from strategies.models import Strategy, VerificationRun
 
 SHORT = {
