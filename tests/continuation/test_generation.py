@@ -175,7 +175,7 @@ class Run:
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
     """What the audit is given."""
     records: list[StreamRecord] = []
-    monkeypatch.setattr(relaying.audit, "record", records.append)
+    monkeypatch.setattr(relaying.writer, "record", records.append)
     return records
 
 

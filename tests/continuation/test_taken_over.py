@@ -640,7 +640,7 @@ def is_in_order(writer: MemoryWriter) -> Told:
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
     """What the audit is given."""
     records: list[StreamRecord] = []
-    monkeypatch.setattr(relay.audit, "record", records.append)
+    monkeypatch.setattr(relay.writer, "record", records.append)
     return records
 
 
