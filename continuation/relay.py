@@ -16,6 +16,7 @@ from continuation.audit import writer
 from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
 from continuation.metrics import noting
+from continuation.patience import catch_up
 from continuation.shapes.sse import comment_line
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.splice.record import StreamRecord
@@ -181,7 +182,7 @@ class Relay:
 
     async def _woken(self, deadline: float | None) -> list[Action]:
         """The time has come for something; but if the whole process was held up, bytes may be there by now."""
-        await asyncio.sleep(0)
+        await catch_up(turns=1)
         if self._next_steps:
             return []  # these come next
         if self._opening is None and self._body is not None:

@@ -13,6 +13,7 @@ from django.http import HttpRequest
 
 from continuation.downstream.client import Upstream
 from continuation.metrics import noting
+from continuation.patience import is_done_within
 from continuation.plan import Guarded
 from continuation.resume import generation, token
 from continuation.resume.log import START, Writer
@@ -24,9 +25,8 @@ from continuation.wiring import Origin, relay_for
 
 logger = logging.getLogger(__name__)
 
-# The store has as long as downstream takes to answer, and then this; a loop that was held up turns a few times more.
+# Seconds that the store gets to begin a log, from when downstream has answered.
 PATIENCE = 0.1
-TURNS = 6
 BEGIN_SECONDS = 10.0
 UNAVAILABLE = {b"x-resume": b"unavailable"}
 
@@ -86,11 +86,8 @@ class Beginning:
     async def _writer(self) -> Writer | None:
         if self.task is None:
             return None
-        await asyncio.wait({self.task}, timeout=PATIENCE)
-        for _ in range(TURNS):
-            if self.task.done():
-                return self._begun(self.task)
-            await asyncio.sleep(0)
+        if await is_done_within(self.task, PATIENCE):
+            return self._begun(self.task)
         self.give_up()
         return None
 

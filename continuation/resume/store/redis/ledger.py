@@ -16,9 +16,10 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from continuation.patience import Alarm
 from continuation.resume.log import Cursor, Entry, Limits, State, StoreAway
 from continuation.resume.store.hot import Held, HotLog
-from continuation.resume.store.redis.lines import TURNS, Command, Line, Lines, Value, call
+from continuation.resume.store.redis.lines import Command, Line, Lines, Value, call
 from continuation.resume.store.redis.scripts import (
     APPEND,
     CREATE,
@@ -205,7 +206,8 @@ class Mirror:
         self._lease_due = True
         self._under_way: Flush | None = None
         self._sent_at = 0.0
-        self._judgement: asyncio.TimerHandle | None = None
+        self._judge_at: float | None = None
+        self._alarm = Alarm(self._patience_left, self._judge)
         self._expiries: dict[str, asyncio.TimerHandle] = {}
 
     # -- what the streams do -----------------------------------------------------------------------
@@ -341,8 +343,7 @@ class Mirror:
                     await self._idle.wait()
 
     def close(self) -> None:
-        if self._judgement is not None:
-            self._judgement.cancel()
+        self._alarm.cancel()
         for kept in list(self.kept.values()):
             self.forget(kept)
 
@@ -356,12 +357,12 @@ class Mirror:
             self._idle.set()
             return
         was_late, self._sent_at, self._under_way = self.health.late, time.monotonic(), flush
-        if self._judgement is None:
-            self._judge_at(self._sent_at + PATIENCE)
+        self._judge_at = self._sent_at + PATIENCE
+        self._alarm.set()
         try:
             answers = await line.ask(commands, FLUSH_SECONDS, answered=SPOILT)
         finally:
-            self._under_way = None
+            self._under_way = self._judge_at = None
         now = time.monotonic()
         self._is_answered(flush, answers, now)
         if was_late and flush.whole and now - self._sent_at < PATIENCE:
@@ -583,26 +584,18 @@ class Mirror:
 
     # -- whether it is late ------------------------------------------------------------------------
 
-    def _judge_at(self, at: float) -> None:
-        delay = max(0.0, at - time.monotonic())
-        self._judgement = asyncio.get_running_loop().call_later(delay, self._judge, TURNS)
+    def _patience_left(self) -> float | None:
+        return None if self._judge_at is None else self._judge_at - time.monotonic()
 
-    def _judge(self, turns: int) -> None:
-        """Is a flush under way for too long? Not if its answer is there and only this loop was held up."""
-        self._judgement = None
-        if self._under_way is None:
-            return
-        since = time.monotonic() - self._sent_at
-        if since < PATIENCE:
-            self._judge_at(self._sent_at + PATIENCE)
-        elif turns:
-            loop = asyncio.get_running_loop()
-            self._judgement = loop.call_later(0, self._judge, turns - 1)
-        elif since < LATE_SECONDS:
+    def _judge(self) -> None:
+        """A flush is under way for too long."""
+        if time.monotonic() - self._sent_at < LATE_SECONDS:
             self._is_late()
-            self._judge_at(self._sent_at + LATE_SECONDS)
+            self._judge_at = self._sent_at + LATE_SECONDS
+            self._alarm.set()
         else:
             self._is_away("it does not answer")
+            self._judge_at = None
 
     def _is_late(self) -> None:
         self.health.is_late()

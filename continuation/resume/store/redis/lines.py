@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -15,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from continuation.patience import Patience
 from continuation.resume.log import StoreAway
 from continuation.resume.store.redis.scripts import SCRIPTS, Script
 
@@ -28,11 +28,6 @@ TURN_SECONDS = 10.0
 ASKING_LINES = 16
 IDLE_LINES = 4
 IDLE_SECONDS = 10.0
-# Turns of the event loop in which an answer that is there gets to whoever waits for it.
-TURNS = 6
-# How often in its time a wait looks whether the loop is held up, and how late that look is if so.
-LOOKS = 4
-LATE_SECONDS = 0.02
 
 Value = str | bytes | int
 Command = tuple[Value, ...]
@@ -52,47 +47,6 @@ def _translated() -> Generator[None]:
         raise StoreAway(f"{type(error).__name__}: {error}") from error
 
 
-class _Patience:
-    """A block that must end within so many seconds of the last sign of life, which is the block's beginning unless
-    `heard` tells a later time, and within `most` seconds in all. Else TimeoutError.
-
-    Time for which the event loop was held up does not count: answers may lie there unread."""
-
-    def __init__(
-        self, seconds: float, heard: Callable[[], float] = lambda: 0.0, most: float = math.inf
-    ) -> None:
-        self._seconds, self._heard, self._most = seconds, heard, most
-        self._limit = asyncio.timeout(None)
-        self._held_up = 0.0
-
-    async def __aenter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        await self._limit.__aenter__()
-        self._look_in(self._seconds, TURNS)
-
-    async def __aexit__(self, *raised: Any) -> None:
-        self._timer.cancel()
-        await self._limit.__aexit__(*raised)
-
-    def _look_in(self, seconds: float, turns: int) -> None:
-        delay = min(seconds, self._seconds / LOOKS)
-        self._timer = self._loop.call_at(self._loop.time() + delay, self._look, turns)
-
-    def _look(self, turns: int) -> None:
-        now = self._loop.time()
-        if (late := now - self._timer.when()) > LATE_SECONDS:
-            self._held_up += late
-        until = min(max(self._began, self._heard()) + self._seconds, self._began + self._most)
-        left = until + self._held_up - now
-        if left > 0:
-            self._look_in(left, TURNS)
-        elif turns:
-            self._look_in(0.0, turns - 1)
-        else:
-            self._limit.reschedule(now)
-
-
 class Line:
     """One connection. Closed after any trouble, and after a question whose answer was not waited for."""
 
@@ -102,7 +56,7 @@ class Line:
     async def open(self) -> None:
         try:
             with _translated():
-                async with _Patience(CONNECT_SECONDS):
+                async with Patience(CONNECT_SECONDS):
                     await self._connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             await self.aclose()
@@ -129,7 +83,7 @@ class Line:
     async def _ask(self, commands: Sequence[Command], seconds: float) -> list[Any]:
         connection = self._connection
         with _translated():
-            async with _Patience(seconds):
+            async with Patience(seconds):
                 packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
                 await connection.send_packed_command(packed, check_health=False)
                 answers: list[Any] = []
@@ -182,10 +136,10 @@ class Lines:
     async def ask(self, *commands: Command, seconds: float = ASK_SECONDS) -> list[Any]:
         """Raises StoreAway `seconds` after Redis should have answered; no question is asked before its turn."""
         with _translated():
-            async with _Patience(seconds, lambda: self._heard_at, TURN_SECONDS):
+            async with Patience(seconds, lambda: self._heard_at, TURN_SECONDS):
                 await self._places.acquire()
             try:
-                async with _Patience(seconds):
+                async with Patience(seconds):
                     return await self._asked(commands, seconds)
             finally:
                 self._places.release()

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from continuation.patience import is_done_within
 from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
 from continuation.resume.store.hot import Held, HotLog, HotWriter
 from continuation.resume.store.redis.following import (
@@ -19,7 +20,7 @@ from continuation.resume.store.redis.following import (
     last_mark,
 )
 from continuation.resume.store.redis.ledger import HOUSEKEEPING_SECONDS, Kept, Mirror
-from continuation.resume.store.redis.lines import TURNS, Lines, call
+from continuation.resume.store.redis.lines import Lines, call
 from continuation.resume.store.redis.scripts import (
     CLAIM,
     END_PART,
@@ -136,7 +137,7 @@ class RedisStore:
         kept.has_begun = asyncio.get_running_loop().create_future()
         self._mirror.add(kept)
         try:
-            has_begun = await _within(kept.has_begun, seconds)
+            has_begun = await is_done_within(kept.has_begun, seconds) and kept.has_begun.result()
         except BaseException:
             self._mirror.drop(kept)
             raise
@@ -361,13 +362,3 @@ class RedisStore:
                 await self._lines.ask(("DEL", lease_of(self.owner)), seconds=RETRY_SECONDS)
         await self._lines.aclose()
         self._mirror.close()
-
-
-async def _within(future: asyncio.Future[bool], seconds: float) -> bool:
-    """False if it has not been answered by then; an answer that is there and has not been looked at yet counts."""
-    await asyncio.wait({future}, timeout=seconds)
-    for _ in range(TURNS):
-        if future.done():
-            break
-        await asyncio.sleep(0)
-    return future.done() and future.result()
