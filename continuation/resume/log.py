@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from continuation.resume.store.hot import Held, HotLog
+from typing import Protocol
 
 # A reader is given so many bytes at a time, or one entry if that is larger.
 PIECE_BYTES = 2**16
@@ -92,6 +89,17 @@ class Limits:
     grace: float = 120.0
 
 
+@dataclass(slots=True)
+class Held:
+    """What the logs in this process's memory hold, and have taken in since the start."""
+
+    streams: int = 0
+    events: int = 0
+    bytes: int = 0
+    events_appended: int = 0
+    bytes_appended: int = 0
+
+
 class StoreAway(Exception):
     """The store does not answer, or not in time; whether there is such a stream is not known."""
 
@@ -127,6 +135,32 @@ class Log(Protocol):
     def reader(self, cursor: Cursor) -> Reader: ...
 
 
+class LocalLog(Log, Protocol):
+    """The log of a stream that runs in this process, as its generation sees it."""
+
+    readers_changed: Callable[[], None] | None  # called when a reader has come or gone
+
+    @property
+    def last(self) -> int:
+        """The newest event, 0 before any."""
+        ...
+
+    @property
+    def reader_count(self) -> int: ...
+
+    def since(self, cursor: Cursor) -> list[Entry]:
+        """The entries after a cursor, whether readers see them already or not."""
+        ...
+
+    def has_room(self, coming: int) -> bool:
+        """Whether `Writer.room` would not wait."""
+        ...
+
+    def hurry(self) -> None:
+        """The stream ends now: nobody is waited for any more."""
+        ...
+
+
 class Writer(Protocol):
     """One stream's log, for the generation that runs in this process. None of these raises."""
 
@@ -134,7 +168,7 @@ class Writer(Protocol):
     def stream_id(self) -> str: ...
 
     @property
-    def log(self) -> HotLog:
+    def log(self) -> LocalLog:
         """What readers in this process read."""
         ...
 
@@ -191,9 +225,7 @@ class Taken:
 
 class Store(Protocol):
     @property
-    def held(self) -> Held:
-        """What the logs in this process's memory hold."""
-        ...
+    def held(self) -> Held: ...
 
     @property
     def keeps_requests(self) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 from continuation.metrics import families, noting, processes
 from continuation.plan import PassReason
-from continuation.resume.store.hot import Held
+from continuation.resume.log import Held
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Failure, Outcome, Reason, Route
 from tests.harness.figures import Figures, figures, key, moved
@@ -298,7 +298,7 @@ from pathlib import Path
 import django
 django.setup()
 from continuation.metrics import noting as metrics, processes
-from continuation.resume.store.hot import Held
+from continuation.resume.log import Held
 print(flush=True)
 for line in sys.stdin:
     exec(line)

@@ -22,6 +22,7 @@ from continuation.resume.log import (
     START,
     Cursor,
     Entry,
+    Held,
     Limits,
     Log,
     Piece,
@@ -31,7 +32,7 @@ from continuation.resume.log import (
 )
 from continuation.resume.log import after as behind
 from continuation.resume.reading import LOOK_SECONDS, Asked, Reading
-from continuation.resume.store.hot import Held, HotLog, HotReader
+from continuation.resume.store.hot import HotLog, HotReader
 from continuation.resume.store.memory import MemoryStore
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.resume.streams import DEADLINE, begun, event, events, until

@@ -18,9 +18,9 @@ from continuation import relay
 from continuation.downstream import client
 from continuation.http.headers import RawHeaders
 from continuation.resume import generation, takeover
-from continuation.resume.log import Entry, Limits, Standing, State, StoreAway, Taken
+from continuation.resume.log import Entry, Held, Limits, Standing, State, StoreAway, Taken
 from continuation.resume.numbering import Numbering
-from continuation.resume.store.hot import Held, HotLog
+from continuation.resume.store.hot import HotLog
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
 from continuation.resume.takeover import packed, stop_orphan, take_over, unpacked
 from continuation.splice.machine import Phase, Splice

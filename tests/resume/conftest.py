@@ -10,8 +10,7 @@ import pytest
 import redis
 from cryptography.fernet import Fernet
 
-from continuation.resume.log import Limits, Store
-from continuation.resume.store.hot import Held
+from continuation.resume.log import Held, Limits, Store
 from continuation.resume.store.memory import MemoryStore
 from continuation.resume.store.redis.sealing import Seal
 from continuation.resume.store.redis.store import RedisStore

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from continuation.resume.log import START, Entry, Limits, Standing, State, after
-from continuation.resume.store.hot import ASIDE_BYTES, COMPACTED, WINDOW_BYTES, Held, HotLog
+from continuation.resume.log import START, Entry, Held, Limits, Standing, State, after
+from continuation.resume.store.hot import ASIDE_BYTES, COMPACTED, WINDOW_BYTES, HotLog
 from tests.resume.streams import DEADLINE, event, events, numbers, parts
 
 

@@ -6,9 +6,9 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Limits, Piece, Standing, State, after
+from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Held, Limits, Piece, Standing, State, after
 
 # The generation runs ahead of its fastest reader by no more than this, or half of the log if that is less.
 WINDOW_BYTES = 2**18
@@ -17,17 +17,6 @@ ASIDE_BYTES = 2**12
 # Entries that were trimmed are let go together: so many, or bytes of so large a part of the limit.
 COMPACTED = 256
 COMPACTED_PART = 16
-
-
-@dataclass(slots=True)
-class Held:
-    """What all logs of a store hold, and have taken in since the start."""
-
-    streams: int = 0
-    events: int = 0
-    bytes: int = 0
-    events_appended: int = 0
-    bytes_appended: int = 0
 
 
 class HotLog:

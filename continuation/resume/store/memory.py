@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from continuation.resume.log import Entry, Limits, State, Taken
-from continuation.resume.store.hot import Held, HotLog, HotWriter
+from continuation.resume.log import Entry, Held, Limits, State, Taken
+from continuation.resume.store.hot import HotLog, HotWriter
 
 
 class MemoryWriter(HotWriter):

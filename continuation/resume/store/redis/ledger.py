@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from continuation.patience import Alarm
-from continuation.resume.log import Cursor, Entry, Limits, State, StoreAway
-from continuation.resume.store.hot import Held, HotLog
+from continuation.resume.log import Cursor, Entry, Held, Limits, State, StoreAway
+from continuation.resume.store.hot import HotLog
 from continuation.resume.store.redis.lines import Command, Line, Lines, Value, call
 from continuation.resume.store.redis.scripts import (
     APPEND,

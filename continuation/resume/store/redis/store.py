@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from continuation.patience import is_done_within
-from continuation.resume.log import Entry, Limits, Log, State, StoreAway, Taken
-from continuation.resume.store.hot import Held, HotLog, HotWriter
+from continuation.resume.log import Entry, Held, Limits, Log, State, StoreAway, Taken
+from continuation.resume.store.hot import HotLog, HotWriter
 from continuation.resume.store.redis.following import (
     MARKED_SECONDS,
     Following,
