@@ -26,6 +26,7 @@ CORE = [
     "continuation.vocabulary",
     "continuation.resume.log",
     "continuation.resume.numbering",
+    "continuation.resume.store.redis.health",
     "strategies.types",
     "strategies.builders",
 ]

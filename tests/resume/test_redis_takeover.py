@@ -21,7 +21,7 @@ from cryptography.fernet import Fernet
 
 from continuation.resume import generation
 from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
-from continuation.resume.store.redis import following, ledger
+from continuation.resume.store.redis import following, health, ledger
 from continuation.resume.store.redis.lines import Command
 from continuation.resume.store.redis.scripts import CLAIM, RELEASE, keys_of, lease_of
 from continuation.resume.store.redis.store import RELEASED_TIMES, RedisStore
@@ -460,7 +460,7 @@ async def test_after_redis_was_away_every_process_has_time_to_renew_its_lease(
     assert await other.take_over(writer.stream_id) is None
     assert await state(other, writer.stream_id) is State.RUNNING
     await taken_over(other, writer.stream_id)
-    assert loop.time() - back_at > ledger.STEADY_SECONDS - 0.5
+    assert loop.time() - back_at > health.STEADY_SECONDS - 0.5
 
 
 async def cancelled(store: RedisStore) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from continuation.patience import Alarm
 from continuation.resume.log import Cursor, Entry, Held, Limits, State, StoreAway
 from continuation.resume.store.hot import HotLog
+from continuation.resume.store.redis.health import Health
 from continuation.resume.store.redis.lines import Command, Line, Lines, Value, call
 from continuation.resume.store.redis.scripts import (
     APPEND,
@@ -55,8 +56,6 @@ HURRIED_SECONDS = 0.05
 # How often the expiry of what runs is put off; how long a new one lasts until that has been done once.
 RENEWAL_SECONDS = 5.0
 CREATED_SECONDS = 15.0
-# A lease may have run out only because Redis was away: it is looked at again after so long.
-STEADY_SECONDS = 2.0
 # What Redis says of a key that holds something else. It is one stream's trouble, and no reason to leave all others.
 SPOILT = "WRONGTYPE"
 
@@ -147,44 +146,6 @@ class Flush:
     whole: bool = True
 
 
-@dataclass(slots=True)
-class Health:
-    """late: nothing waits for Redis. away: nothing new is begun either."""
-
-    late: bool = False
-    away: bool = False
-    warned: bool = False
-    steady_since: float = 0.0
-
-    def is_late(self) -> None:
-        self.late, self.steady_since = True, time.monotonic()
-
-    def is_away(self, trouble: str) -> None:
-        self.is_late()
-        self.away = True
-        if not self.warned:
-            self.warned = True
-            logger.warning("the resume log in Redis is away, streams go on without it: %s", trouble)
-
-    def is_well(self) -> None:
-        if self.late:
-            self.late = self.away = False
-            self.steady_since = time.monotonic()
-        if self.warned:
-            self.warned = False
-            logger.warning("the resume log in Redis is back")
-
-    @property
-    def is_steady(self) -> bool:
-        """It has been well for so long that every process has renewed its lease."""
-        return self.is_settled(STEADY_SECONDS)
-
-    def is_settled(self, seconds: float) -> bool:
-        """It has been well for so long, or ever since this process began."""
-        settled = not self.steady_since or time.monotonic() - self.steady_since >= seconds
-        return settled and not self.late
-
-
 class Mirror:
     """Runs as two tasks of its owner: `run` and `keep_house`, and a third one, `seal`, for large requests."""
 
@@ -228,7 +189,7 @@ class Mirror:
         if not entries or kept.log.gone:
             return
         kept.log.append(entries)
-        if self.health.late or kept.is_behind:
+        if self.health.is_late or kept.is_behind:
             kept.log.show_all()
             self._on_append(0.0)
         else:
@@ -319,7 +280,7 @@ class Mirror:
                 for kept in self.kept.values():
                     if kept.runs and kept.answered_at < now - HOUSEKEEPING_SECONDS * 0.8:
                         self.note(kept)
-            await asyncio.sleep(HURRIED_SECONDS if self.health.late else HOUSEKEEPING_SECONDS)
+            await asyncio.sleep(HURRIED_SECONDS if self.health.is_late else HOUSEKEEPING_SECONDS)
 
     async def seal(self) -> None:
         """Encrypt the pieces of large requests, off the event loop and one at a time."""
@@ -337,7 +298,7 @@ class Mirror:
 
     async def settle(self, seconds: float) -> None:
         """Wait until all is written, for so long at most, and not at all for a store that is away."""
-        if not self.health.away:
+        if not self.health.is_away:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._idle.wait()
@@ -356,7 +317,7 @@ class Mirror:
         if not commands:
             self._idle.set()
             return
-        was_late, self._sent_at, self._under_way = self.health.late, time.monotonic(), flush
+        was_late, self._sent_at, self._under_way = self.health.is_late, time.monotonic(), flush
         self._judge_at = self._sent_at + PATIENCE
         self._alarm.set()
         try:
@@ -366,8 +327,8 @@ class Mirror:
         now = time.monotonic()
         self._is_answered(flush, answers, now)
         if was_late and flush.whole and now - self._sent_at < PATIENCE:
-            self.health.is_well()
-        elif self.health.away:  # it has answered: ask at once how fast it is now
+            self.health.mark_well(now)
+        elif self.health.is_away:  # it has answered: ask at once how fast it is now
             self._lease_due = True
             self._work.set()
         if self._new or self._dropped:
@@ -598,8 +559,8 @@ class Mirror:
             self._judge_at = None
 
     def _is_late(self) -> None:
-        self.health.is_late()
         now = time.monotonic()
+        self.health.mark_late(now)
         for kept in self.kept.values():
             kept.sealed.clear()
             self._show_all(kept, now)
@@ -609,7 +570,7 @@ class Mirror:
         self._tell_times(kept, kept.log.appended, now)
 
     def _is_away(self, trouble: str) -> None:
-        self.health.is_away(trouble)
+        self.health.mark_away(time.monotonic(), trouble)
         self._is_late()
         for kept in self.kept.values():
             _begun(kept, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -52,7 +53,7 @@ class RedisWriter(HotWriter):
 
     @property
     def is_shared(self) -> bool:
-        return self._kept.runs and self._kept.is_created and not self._mirror.health.late
+        return self._kept.runs and self._kept.is_created and not self._mirror.health.is_late
 
     def append(self, entries: Sequence[Entry]) -> None:
         self._mirror.append(self._kept, entries)
@@ -121,7 +122,7 @@ class RedisStore:
 
     @property
     def is_away(self) -> bool:
-        return self._mirror.health.away
+        return self._mirror.health.is_away
 
     @property
     def has_place(self) -> bool:
@@ -183,7 +184,7 @@ class RedisStore:
         self._raise_if_away()
         marked, left = await self._lines.ask(*last_mark(stream_id))
         if marked is None:
-            if not self._mirror.health.is_settled(MARKS_BACK_SECONDS):
+            if not self._mirror.health.has_been_well(time.monotonic(), MARKS_BACK_SECONDS):
                 raise StoreAway("Redis may have lost the marks of readers")
             return None
         age = (int(marked) - max(left, 0)) / 1000
@@ -298,7 +299,9 @@ class RedisStore:
     async def _is_orphaned(self, meta: Meta) -> bool:
         if not meta.owner or meta.owner == self.owner:  # and not among the streams of this process
             return True
-        return self._mirror.health.is_steady and await self._following.is_dead(meta.owner)
+        return self._mirror.health.has_been_well(time.monotonic()) and await self._following.is_dead(
+            meta.owner
+        )
 
     # -- the tasks ---------------------------------------------------------------------------------
 
