@@ -26,7 +26,9 @@ CORE = [
     "continuation.vocabulary",
     "continuation.resume.log",
     "continuation.resume.numbering",
+    "continuation.resume.store.redis.account",
     "continuation.resume.store.redis.health",
+    "continuation.resume.store.redis.ledger",
     "strategies.types",
     "strategies.builders",
 ]

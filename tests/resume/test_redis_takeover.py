@@ -21,10 +21,10 @@ from cryptography.fernet import Fernet
 
 from continuation.resume import generation
 from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
-from continuation.resume.store.redis import following, health, ledger
-from continuation.resume.store.redis.lines import Command
-from continuation.resume.store.redis.scripts import CLAIM, RELEASE, keys_of, lease_of
-from continuation.resume.store.redis.store import RELEASED_TIMES, RedisStore
+from continuation.resume.store.redis import account, following, health, ledger
+from continuation.resume.store.redis.claims import RELEASED_TIMES
+from continuation.resume.store.redis.scripts import CLAIM, RELEASE, Command, keys_of, lease_of
+from continuation.resume.store.redis.store import RedisStore
 from continuation.splice.machine import Phase
 from tests.harness.gateway import ROOT
 from tests.harness.redis import RedisServer
@@ -291,7 +291,7 @@ async def test_a_stream_without_an_event_can_be_taken_over(opened: Opened, redis
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)], ids=["plain", "sealed"])
-@pytest.mark.parametrize("size", [0, 1, ledger.REQUEST_BYTES, ledger.AWAITED_BYTES + 1, 10 * 2**20])
+@pytest.mark.parametrize("size", [0, 1, account.REQUEST_BYTES, account.AWAITED_BYTES + 1, 10 * 2**20])
 async def test_a_request_of_any_size_comes_with_the_stream(
     opened: Opened, redis_server: RedisServer, asking: redis.Redis, keys: tuple[str, ...], size: int
 ) -> None:
@@ -299,14 +299,14 @@ async def test_a_request_of_any_size_comes_with_the_stream(
     request = os.urandom(size)
     writer = await begun(store, request=request)
     writer.append(events(1, 3))
-    pieces = -(-size // ledger.REQUEST_BYTES)
+    pieces = -(-size // account.REQUEST_BYTES)
     await until(lambda: asking.llen(keys_of(writer.stream_id).request) == pieces)
     await handed(writer)
     won = await taken_over(other, writer.stream_id)
     assert won.request == request
     won.writer.end(State.FINISHED)
     await until(lambda: not asking.exists(keys_of(writer.stream_id).request))
-    await until(lambda: not other._mirror.kept[writer.stream_id].request)
+    await until(lambda: not other._ledger.accounts[writer.stream_id].request.data)
     assert asking.exists(keys_of(writer.stream_id).log)
 
 
@@ -331,7 +331,7 @@ async def test_a_large_request_does_not_delay_the_streams(opened: Opened, redis_
         for writer in writers:
             await taken(writer.log.reader(after(number - 1)), number)
     assert loop.time() - began < DEADLINE / 3
-    assert any(kept.pieces_written < kept.pieces for kept in store._mirror.kept.values())
+    assert any(not each.request.is_whole for each in store._ledger.accounts.values())
 
 
 async def test_with_keys_redis_never_sees_a_word_and_without_it_does(
@@ -569,7 +569,7 @@ async def test_a_claim_whose_answer_does_not_come_is_let_go_of(
     taken_ = await taken_over(other, stream_id)
     await asyncio.sleep(RELEASED_TIMES + 1.5)  # nor is what another one has claimed since let go of
     assert await state(store, stream_id) is State.RUNNING
-    assert store._doubtful == {}
+    assert store._claims.doubtful == {}
     taken_.writer.append(events(4, 4))
     await taken(taken_.writer.log.reader(START), 4)
 
@@ -652,7 +652,7 @@ async def test_readers_elsewhere_that_come_and_go_leave_nothing_in_redis(
 async def test_a_stream_that_is_silent_for_long_does_not_expire(
     opened: Opened, redis_server: RedisServer, asking: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "RENEWAL_SECONDS", 0.5)
+    monkeypatch.setattr(account, "RENEWAL_SECONDS", 0.5)
     store = opened(redis_server, Limits(ttl=1.0, grace=1.0))
     writer = await begun(store, request=b"asked")
     writer.append(events(1, 2))

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from continuation.resume.log import START, Limits, State, StoreAway, Writer, after
-from continuation.resume.store.redis import ledger
+from continuation.resume.store.redis import account, health, pump
 from continuation.resume.store.redis.scripts import keys_of, lease_of
 from continuation.resume.store.redis.store import RedisStore
 from tests.harness.redis import RedisServer
@@ -130,7 +130,7 @@ async def test_a_paused_redis_delays_no_live_stream_and_has_all_of_it_afterwards
 async def test_a_pause_that_outlives_the_connection_writes_nothing_twice(
     opened: Opened, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "FLUSH_SECONDS", 0.3)
+    monkeypatch.setattr(pump, "FLUSH_SECONDS", 0.3)
     store = opened(own_redis)
     writer = await begun(store)
     writer.append(events(1, 5))
@@ -239,18 +239,18 @@ async def test_a_begin_that_is_not_answered_in_time_leaves_no_key_behind(
         assert await store.begin(new_id(), b"a request", 0.1) is None
         assert time.monotonic() - began < SOON
         assert store.held.streams == 0
-    await until(lambda: stream_keys(own_redis) == [], ledger.CREATED_SECONDS / 2)
+    await until(lambda: stream_keys(own_redis) == [], account.CREATED_SECONDS / 2)
     waiting = asyncio.create_task(store.begin(new_id(), b"a request", BEGIN))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await until(lambda: stream_keys(own_redis) == [] and store.held.streams == 0, ledger.CREATED_SECONDS / 2)
+    await until(lambda: stream_keys(own_redis) == [] and store.held.streams == 0, account.CREATED_SECONDS / 2)
     writer = await begun(store, request=b"x" * 100_000)
     writer.append(events(1, 3))
     await written(own_redis, writer)
     assert len(stream_keys(own_redis)) == 3
     writer.discard()
-    await until(lambda: stream_keys(own_redis) == [], ledger.CREATED_SECONDS / 2)
+    await until(lambda: stream_keys(own_redis) == [], account.CREATED_SECONDS / 2)
 
 
 async def begun_and_ended(store: RedisStore):  # type: ignore[no-untyped-def]
@@ -400,10 +400,10 @@ async def test_an_event_loop_that_is_held_up_does_not_take_redis_for_late(
         writer.append([event(number)])
         if number % 2:
             await asyncio.sleep(0)  # the flush is under way
-        time.sleep(3 * ledger.PATIENCE)  # noqa: ASYNC251
+        time.sleep(3 * health.PATIENCE)  # noqa: ASYNC251
         await asyncio.sleep(0)
         await taken(reader, number)
-        assert store._mirror.health.troubled_at is None
+        assert store._ledger.health.troubled_at is None
     await reader.aclose()
 
 
@@ -510,7 +510,7 @@ async def test_a_redis_that_is_quick_and_forgets_delays_no_live_stream(
     writer.append([event(number, size=200) for number in range(1, 12_000)])
     await written(own_redis, writer)
     keys = keys_of(writer.stream_id)
-    monkeypatch.setattr(ledger, "STREAM_BYTES", 200)  # so that it takes 12,000 answers, which is seconds
+    monkeypatch.setattr(account, "STREAM_BYTES", 200)  # so that it takes 12,000 answers, which is seconds
     with asked(own_redis) as client:
         async with live(writer, 12_000) as delays:
             for _ in range(4):

@@ -11,8 +11,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Piece, Standing, State, StoreAway
-from continuation.resume.store.redis.lines import ASK_SECONDS, Command, Line, Lines, call
-from continuation.resume.store.redis.scripts import END_PART, READ, Keys, cursor_of, id_of, keys_of, lease_of
+from continuation.resume.store.redis.lines import ASK_SECONDS, Line, Lines
+from continuation.resume.store.redis.scripts import (
+    END_PART,
+    READ,
+    Command,
+    Keys,
+    call,
+    cursor_of,
+    id_of,
+    keys_of,
+    lease_of,
+)
 from continuation.resume.store.redis.sealing import Seal, Unreadable
 
 # A lease that is not there is looked for again after so long: Redis may have been away, and its owner back just now.

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from continuation.patience import Patience
 from continuation.resume.log import StoreAway
-from continuation.resume.store.redis.scripts import SCRIPTS, Script
+from continuation.resume.store.redis.scripts import SCRIPTS, Command
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +28,6 @@ TURN_SECONDS = 10.0
 ASKING_LINES = 16
 IDLE_LINES = 4
 IDLE_SECONDS = 10.0
-
-Value = str | bytes | int
-Command = tuple[Value, ...]
-
-
-def call(script: Script, keys: Sequence[str], *values: Value) -> Command:
-    return ("EVALSHA", script.sha, len(keys), *keys, *values)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ the id of the newest entry. Every script may be sent twice: the second time chan
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from continuation.resume.log import Cursor
@@ -52,6 +53,14 @@ class Script:
     def __init__(self, text: str) -> None:
         self.text = text
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+Value = str | bytes | int
+Command = tuple[Value, ...]
+
+
+def call(script: Script, keys: Sequence[str], *values: Value) -> Command:
+    return ("EVALSHA", script.sha, len(keys), *keys, *values)
 
 
 # KEYS meta log request, ARGV owner epoch ttl first leg2_from started_at. A log of a lower epoch is replaced; one of the
