@@ -21,8 +21,8 @@ class Condition(Enum):
 
 
 class Health:
-    """Redis is well again once a flush has written all that was new in time. That it goes away, and comes back, is logged
-    once each.
+    """Redis is well again once a flush has written all that was new in time. That it goes away, and comes
+    back, is logged once each.
 
     Times are seconds of one clock, which is passed in."""
 
