@@ -26,6 +26,8 @@ CORE = [
     "continuation.vocabulary",
     "continuation.resume.log",
     "continuation.resume.numbering",
+    "strategies.columns",
+    "strategies.engines",
     "strategies.types",
     "strategies.builders",
 ]

@@ -14,8 +14,10 @@ from continuation.verification.cuts import Place
 from continuation.verification.order import Order, Progress, Trouble, prompts_in
 from continuation.verification.ranking import percent
 from continuation.verification.variants import CHAT, COMPLETIONS
-from strategies.types import CompiledStrategy, Engine, Fallback
-from strategies.verification import FIELDS, settings_of
+from strategies.columns import COLUMNS
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy, Fallback
+from strategies.verification import settings_of
 from tests.harness.figures import figures, moved
 
 QWEN_VLLM = CompiledStrategy(
@@ -69,7 +71,7 @@ def probed(report: Report) -> dict[str, Any]:
 
 
 def with_changes(strategy: CompiledStrategy, changes: dict[str, Any]) -> CompiledStrategy:
-    names = {field: name for name, field in FIELDS.items()}
+    names = {column.field: column.attribute for column in COLUMNS}
     values = {names[field]: value for field, value in changes.items()}
     if "without_scale_out" in values:
         values["without_scale_out"] = Fallback(values["without_scale_out"])

@@ -16,7 +16,6 @@ from strategies.builders import final_message
 from strategies.builtin import builtin_rows
 from strategies.models import Strategy, StrategyRevision
 from strategies.types import Partial, StrategyBook
-from tests.harness.gateway import empty_database
 
 pytestmark = pytest.mark.django_db
 
@@ -159,11 +158,11 @@ def test_no_migration_is_missing():
 
 
 def test_the_migrations_go_back_and_forth_and_the_command_has_an_exit_status(tmp_path: Path):
-    env = {**os.environ, "DATABASE_URL": empty_database(tmp_path).url}
+    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{tmp_path / 'db.sqlite3'}"}
 
     def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "manage.py", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     for target in (["0002"], ["0001"], ["0002"], ["zero"], ["0002"], []):
         done = manage("migrate", "strategies", *target, "-v0")
