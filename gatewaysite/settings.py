@@ -1,4 +1,4 @@
-"""Settings, all from the environment (`.env` and `NAME_FILE` are read too). The README has the table."""
+"""Settings, all from the environment (`.env` and `NAME_FILE` are read too). docs/settings.md has the table."""
 
 import secrets
 from datetime import timedelta

@@ -40,7 +40,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.write_line(f"database: SQLite {sqlite3.sqlite_version}")
     if site.DATABASE_URL_GIVEN:
-        terminalreporter.write_line("DATABASE_URL is not for this run: see Development in the README")
+        terminalreporter.write_line("DATABASE_URL is not for this run: see docs/development.md")
 
 
 @pytest.fixture(scope="session")

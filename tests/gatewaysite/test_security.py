@@ -13,6 +13,7 @@ from django.test import Client
 
 from strategies.models import Strategy
 from tests.harness.gateway import ROOT, environment
+from tests.harness.pages import block
 
 PLAYGROUND = "/admin/continuation/continuationevent/playground/"
 STRICT = {
@@ -158,10 +159,8 @@ def test_behind_tls_the_admin_redirects_who_comes_without_and_nothing_else_does(
 
 
 def documented() -> dict[str, str]:
-    """The settings that the README names for an admin behind TLS."""
-    section = (ROOT / "README.md").read_text("utf-8").split("\n### The admin\n")[1]
-    block = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0]
-    found = re.findall(r"^([A-Z_]+)=(.*?)(?:\s+#.*)?$", block, re.MULTILINE)
+    """The settings that the documentation names for an admin behind TLS."""
+    found = re.findall(r"^([A-Z_]+)=(.*?)(?:\s+#.*)?$", block("admin-settings"), re.MULTILINE)
     return {**dict(found), "SECRET_KEY": "".join(chr(33 + n) for n in range(60))}
 
 
