@@ -16,7 +16,8 @@ from tests.harness.nursery import FORBIDDEN, INTERPRETER, Child, Nursery, run_py
 SELF = """
 import gc, json, os, random, resource, signal, sys, threading, warnings
 print(json.dumps({
-    "argv": sys.argv, "path": sys.path, "name": __name__, "file": os.path.abspath(__file__), "cwd": os.getcwd(),
+    "argv": sys.argv, "path": sys.path, "name": __name__, "file": os.path.abspath(globals().get("__file__", "")),
+    "is main": sys.modules["__main__"].__dict__ is globals(), "cwd": os.getcwd(),
     "variables": sorted(os.environ.items()), "input": sys.stdin.read(),
     "descriptors": sorted(os.listdir("/proc/self/fd"))[:-1],
     "signals": {number: repr(signal.getsignal(number)) for number in range(1, 32)},
@@ -55,11 +56,13 @@ def _of_the_start() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("form", ["script", "module"])
+@pytest.mark.parametrize("form", ["script", "module", "program"])
 def test_a_child_is_what_a_fresh_interpreter_is(
     form: str, tmp_path: Path, script: Callable[[str], str], env: dict[str, str]
 ) -> None:
-    command = [script(SELF), "a", "-b"] if form == "script" else ["-m", script(SELF)[:-3], "a", "-b"]
+    written = script(SELF)
+    what = {"script": [written], "module": ["-m", written[:-3]], "program": ["-c", SELF]}
+    command = [*what[form], "a", "-b"]
     fresh = subprocess.run(
         [sys.executable, *command],
         cwd=tmp_path,
@@ -76,7 +79,7 @@ def test_a_child_is_what_a_fresh_interpreter_is(
 def _comparable(told: str) -> dict[str, Any]:
     """A script's folder is its own path's: absolute of a child, and else as the command line has it."""
     found: dict[str, Any] = json.loads(told)
-    found["path"][0] = os.path.abspath(found["path"][0])
+    found["path"][0] = os.path.join(found["cwd"], found["path"][0]).rstrip("/")
     return found
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.harness.client import call
-from tests.harness.nursery import INTERPRETER, Child, run_python, start_python
+from tests.harness.nursery import INTERPRETER, Started, run_python, start_python
 from tests.harness.postgres import PostgresDatabase, server_in_use
 from tests.harness.upstream import PATIENCE
 
@@ -255,7 +255,7 @@ class Gateway:
         self._asked_to_end = False
         return self._wait_until_it_answers()
 
-    def _process_for(self, command: list[str], log: IO[bytes]) -> Child | subprocess.Popen[bytes]:
+    def _process_for(self, command: list[str], log: IO[bytes]) -> Started:
         env = environment(self.settings, self._database)
         if not self._fresh:
             return start_python(command, cwd=ROOT, env=env, output=log)

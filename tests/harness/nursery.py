@@ -2,8 +2,8 @@
 
 One process for each test process, begun with the first order, has imported libraries and nothing else: no setting has
 been read, no thread, event loop or reactor is there, and no module of the gateway. For each order it forks a child,
-which runs a module or a script as `python -m NAME` and `python FILE` do, and ends as an interpreter ends. The nursery
-ends with its test process, and its children with it.
+which does what `python -m NAME`, `python -c PROGRAM` or `python FILE` does, and ends as an interpreter ends. The
+nursery ends with its test process, and its children with it.
 
 How an interpreter itself starts, and that a program imports what it needs, is not tested this way: a test that is about
 that starts a process of its own.
@@ -29,6 +29,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +161,7 @@ class Nursery:
     def start(
         self, command: Sequence[str], cwd: Path, env: Mapping[str, str], stdin: int, stdout: int, stderr: int
     ) -> Child:
-        """command: "-m", a module and its arguments; or a script and its arguments."""
+        """command: "-m" and a module, "-c" and a program, or a script; and arguments."""
         told, tell = os.pipe()
         try:
             order = json.dumps({"command": list(command), "cwd": str(cwd), "env": dict(env)}).encode()
@@ -174,6 +175,7 @@ class Nursery:
         self._process.wait()
 
 
+Started = Child | subprocess.Popen[bytes]
 _nursery: Nursery | None = None
 _beginning = threading.Lock()
 
@@ -189,7 +191,7 @@ def start_python(
     env: Mapping[str, str],
     output: IO[bytes],
     errors: IO[bytes] | None = None,
-) -> Child | subprocess.Popen[bytes]:
+) -> Started:
     """As Popen([sys.executable, *command]) does, without an input; of the nursery, if `env` allows. errors: go to the
     output unless given."""
     global _nursery
@@ -296,6 +298,10 @@ def run(order: dict[str, Any], standard: list[int]) -> None:
     if first == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.modules["__main__"] = program = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), program.__dict__)
     else:
         sys.argv = [first, *rest]
         runpy.run_path(first, run_name="__main__")
