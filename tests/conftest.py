@@ -18,7 +18,8 @@ from tests.harness.postgres import run_sql, server_in_use
 from tests.harness.upstream import Refusing, Unanswering, Upstream
 from tests.postgresql import is_chosen
 
-settings.register_profile("gateway", deadline=None)
+# Few examples here: `make fuzz` goes deep.
+settings.register_profile("gateway", deadline=None, max_examples=40)
 settings.load_profile("gateway")
 
 
