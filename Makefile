@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
 CHECKED := DOWNSTREAM_URL=http://127.0.0.1:9 DATABASE_URL=sqlite://:memory: SECRET_KEY=only-for-checks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints demo test test-postgres test-browser test-engines test-clients fuzz drill soak check run bench clean
+.PHONY: help setup constraints demo test test-postgres test-browser test-engines test-clients fuzz drill soak check docs run bench clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,12 +65,16 @@ soak: $(STAMP)  ## the drill for an hour, with memory, descriptors, tasks and la
 	@mkdir -p build
 	@$(BIN)/python manage.py drill --minutes 60 --plot build/soak.png --require-flat $(ARGS)
 
-check: $(STAMP)  ## lint, format, types, missing migrations, system checks
+check: $(STAMP)  ## lint, format, types, missing migrations, system checks, documentation
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(CHECKED) $(BIN)/mypy
 	@$(CHECKED) $(BIN)/python manage.py makemigrations --check --dry-run
 	@$(CHECKED) $(BIN)/python manage.py check --fail-level WARNING
+	@$(MAKE) --no-print-directory docs
+
+docs: $(STAMP)  ## build the documentation as a site in build/docs; a link that leads nowhere is an error
+	@$(BIN)/python -m mkdocs build --quiet --strict
 
 run: $(STAMP)  ## migrate, then serve with the settings of .env (HOST=127.0.0.1 PORT=8000)
 	@$(BIN)/python manage.py check

@@ -6,7 +6,7 @@ from typing import Any
 from django.db import models
 
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
-from strategies.types import Engine
+from strategies.engines import Engine
 
 
 def _labelled(words: type[StrEnum]) -> list[tuple[str, str]]:

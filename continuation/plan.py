@@ -9,6 +9,7 @@ from typing import Any
 
 from continuation.shapes.chat.asking import asking_for_ids
 from continuation.shapes.chat.chunks import parse
+from continuation.shapes.chat.steps import Read, TooManyValuesError, read_in_steps
 from continuation.shapes.chat.usage import Conversation, Estimator
 from continuation.shapes.members import has_more_values
 from strategies.builders import remaining_budget, truth, whole_number
@@ -19,6 +20,8 @@ DEEPEST = 200
 MOST_VALUES = 100_000
 # A body above this is read and written in a thread: it would hold up the other streams.
 INLINE_BYTES = 2**16
+# A body above this is parsed in steps, which takes longer and holds up nobody.
+WHOLE_BYTES = 2**20
 STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
 
 
@@ -134,12 +137,13 @@ class Choice:
 def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Guarded | Passthrough:
     if len(body) > choice.largest_body:
         return Passthrough(PassReason.BODY_TOO_LARGE)
-    if len(body) > MOST_VALUES and has_more_values(body, MOST_VALUES):
-        return Passthrough(PassReason.BODY_TOO_LARGE)
     try:
-        request = parse(body)
+        found = _read(body)
+    except TooManyValuesError:
+        return Passthrough(PassReason.BODY_TOO_LARGE)
     except ValueError:
         return Passthrough(PassReason.NOT_JSON)
+    request = found.value
     if not isinstance(request, dict) or _is_deep(request):
         return Passthrough(PassReason.NOT_JSON)
     if reason := _pass_reason(request, opted_out):
@@ -148,8 +152,17 @@ def plan(body: bytes, opted_out: bool, book: StrategyBook, choice: Choice) -> Gu
     strategy = book.select(model if isinstance(model, str) else "", choice.model, choice.engine).strategy
     if strategy is None:
         return Passthrough(PassReason.NO_STRATEGY)
-    conversation = Conversation.of(request, choice.estimator) if len(body) > INLINE_BYTES else None
+    is_large = len(body) > INLINE_BYTES
+    conversation = Conversation.of(request, choice.estimator, found.long) if is_large else None
     return Guarded.of(body, request, strategy, conversation)
+
+
+def _read(body: bytes) -> Read:
+    if len(body) > WHOLE_BYTES:
+        return read_in_steps(body, MOST_VALUES)
+    if len(body) > MOST_VALUES and has_more_values(body, MOST_VALUES):
+        raise TooManyValuesError
+    return Read(parse(body))
 
 
 def _is_deep(request: dict[str, Any]) -> bool:

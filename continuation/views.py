@@ -87,7 +87,7 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     if size > configured.largest_body:
         noting.planned(PassReason.BODY_TOO_LARGE)
         return await _pass_through(request, Passthrough(PassReason.BODY_TOO_LARGE))
-    body = request.read()
+    body = await worked_out(size, request.read)
     opted_out = request.headers.get("X-Continuation", "").strip().lower() == "off"
     book = cache.current()
     planned = await worked_out(size, lambda: plan(body, opted_out, book, configured))

@@ -1,4 +1,4 @@
-"""Settings, all from the environment (`.env` and `NAME_FILE` are read too). The README has the table."""
+"""Settings, all from the environment (`.env` and `NAME_FILE` are read too). docs/settings.md has the table."""
 
 import secrets
 from datetime import timedelta
@@ -10,6 +10,7 @@ from corsheaders.defaults import default_headers
 from csp.constants import NONE, SELF
 
 from gatewaysite.environment import Environment
+from strategies.engines import Engine
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 _environ = environ.FileAwareEnv()
@@ -23,7 +24,7 @@ DOWNSTREAM_URL = _env.url("DOWNSTREAM_URL")
 CONTINUATION_URL = _env.url("CONTINUATION_URL") or DOWNSTREAM_URL
 CONTINUATION_API_KEY = _env.text("CONTINUATION_API_KEY")
 CONTINUATION_MODEL = _env.text("CONTINUATION_MODEL").strip()
-CONTINUATION_ENGINE = _env.choice("CONTINUATION_ENGINE", "", ["", "vllm", "sglang"])
+CONTINUATION_ENGINE = _env.choice("CONTINUATION_ENGINE", "", ["", *Engine.real()])
 CONTINUATION_ENABLED = _env.boolean("CONTINUATION_ENABLED", True)
 BUFFER_TOOL_CALLS = _env.boolean("BUFFER_TOOL_CALLS", False)
 BUFFER_TOOL_CALLS_MAX_BYTES = _env.whole("BUFFER_TOOL_CALLS_MAX_BYTES", 1048576)

@@ -16,6 +16,7 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 
 from strategies import verification
+from strategies.columns import Kind, Section, fields_of, fields_of_kind
 from strategies.models import Strategy, StrategyQuerySet, VerificationRun
 from strategies.preview import preview, sample_number, sample_partial
 from strategies.types import CompiledStrategy
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 else:
     StrategyModelAdmin = admin.ModelAdmin
 
+# The three that make up the prefix, which the list shows.
 TOKEN_FIELDS = ("open_token", "close_token", "content_open_token")
-LIST_FIELDS = ("markers", "served_names")
 
 
 class TextListField(forms.JSONField):
@@ -80,30 +81,18 @@ class StrategyAdmin(StrategyModelAdmin):
     save_as = True
     save_on_top = True
     fieldsets = (
-        (None, {"fields": ("name", "model", "engine", "served_names", "enabled")}),
+        (None, {"fields": (*fields_of(Section.IDENTITY), "enabled")}),
         (
-            "Control tokens",
+            Section.TOKENS.value,
             {
-                "fields": (*TOKEN_FIELDS, "prompt_opens_thinking"),
+                "fields": fields_of(Section.TOKENS),
                 "description": "The prefix is OPEN reasoning CLOSE CONTENT_OPEN content; while only "
                 "reasoning has been delivered it is OPEN reasoning. Nothing is stripped from these fields: "
                 "a space or a line break at an end is part of the token.",
             },
         ),
-        (
-            "Chat template",
-            {
-                "fields": (
-                    "thinking_key",
-                    "structured_message",
-                    "reasoning_field",
-                    "reasoning_end",
-                    "template_trims",
-                    "may_think_again",
-                )
-            },
-        ),
-        ("Token route", {"fields": ("render_generate", "token_exact", "without_scale_out", "markers")}),
+        (Section.TEMPLATE.value, {"fields": fields_of(Section.TEMPLATE)}),
+        (Section.TOKEN_ROUTE.value, {"fields": fields_of(Section.TOKEN_ROUTE)}),
         ("Notes", {"fields": ("notes", "audit_events", "updated_at")}),
         ("Verification", {"fields": ("latest_verification",)}),
     )
@@ -115,10 +104,10 @@ class StrategyAdmin(StrategyModelAdmin):
     def formfield_for_dbfield(
         self, db_field: models.Field[Any, Any], request: HttpRequest, **kwargs: Any
     ) -> Any:
-        if db_field.name in (*TOKEN_FIELDS, "reasoning_end"):
+        if db_field.name in fields_of_kind(Kind.TOKEN):
             attrs = {"rows": 2, "cols": 60, "spellcheck": "false", "data-white-space": "shown"}
             return db_field.formfield(strip=False, widget=forms.Textarea(attrs))
-        if db_field.name in LIST_FIELDS:
+        if db_field.name in fields_of_kind(Kind.LIST):
             attrs = {"rows": 2, "cols": 60, "spellcheck": "false"}
             return db_field.formfield(form_class=TextListField, widget=forms.Textarea(attrs))
         return super().formfield_for_dbfield(db_field, request, **kwargs)

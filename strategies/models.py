@@ -15,7 +15,9 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 from django.utils import timezone
 
-from strategies.types import CompiledStrategy, Engine, Fallback
+from strategies.columns import COLUMNS, Kind, fields_of_kind
+from strategies.engines import Engine, engine_choices, engines_with_token_route
+from strategies.types import CompiledStrategy, Fallback
 from strategies.verification import settings_of
 
 LONGEST_TOKEN = 1000
@@ -114,11 +116,6 @@ class Strategy(models.Model):
         CHAT = Fallback.CHAT, "try chat-continue"
         COMPLETIONS = Fallback.COMPLETIONS, "/v1/completions with the prompt's ids"
 
-    class EngineChoice(models.TextChoices):
-        ANY = "any", "any"
-        VLLM = "vllm", "vLLM"
-        SGLANG = "sglang", "SGLang"
-
     class ReasoningField(models.TextChoices):
         REASONING = "reasoning", "reasoning"
         REASONING_CONTENT = "reasoning_content", "reasoning_content"
@@ -143,8 +140,8 @@ class Strategy(models.Model):
     )
     engine = models.CharField(
         max_length=10,
-        choices=EngineChoice.choices,
-        default=EngineChoice.ANY,
+        choices=engine_choices,
+        default=Engine.ANY.value,
         help_text="The engine at CONTINUATION_URL that this row is right for. A row for the engine named by "
         "CONTINUATION_ENGINE is preferred to one for any.",
     )
@@ -273,7 +270,7 @@ class Strategy(models.Model):
         return (self.name,)
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        for token in ("open_token", "close_token", "content_open_token", "reasoning_end"):
+        for token in fields_of_kind(Kind.TOKEN):
             text = getattr(self, token)
             if isinstance(text, str):
                 setattr(self, token, _LINE_END.sub("\n", text))
@@ -290,29 +287,13 @@ class Strategy(models.Model):
         """The row as the request path sees it; ValidationError for a row that was written past validation."""
         self.clean_fields()
         self.clean()
-        return CompiledStrategy(
-            name=self.name,
-            model=self.model,
-            engine=Engine(self.engine),
-            open=self.open_token,
-            close=self.close_token,
-            content_open=self.content_open_token,
-            prompt_opens_thinking=self.prompt_opens_thinking,
-            thinking_key=self.thinking_key,
-            structured=self.structured_message,
-            reasoning_field=self.reasoning_field,
-            reasoning_end=self.reasoning_end,
-            template_trims=self.template_trims,
-            may_think_again=self.may_think_again,
-            render_generate=self.render_generate,
-            token_exact=self.token_exact,
-            without_scale_out=Fallback(self.without_scale_out),
-            markers=tuple(self.markers),
-            served_names=tuple(self.served_names),
-            pk=self.pk,
-        )
+        values = {column.attribute: column.compile(getattr(self, column.field)) for column in COLUMNS}
+        return CompiledStrategy(**values, pk=self.pk)
 
     def _contradictions(self) -> list[tuple[str, ValidationError]]:
+        able = engines_with_token_route()
+        takes_tokens = self.engine in able
+        must_be = f"the engine must be {' or '.join(sorted(able, reverse=True))}, not {self.engine}"
         rules = (
             (
                 "close_token",
@@ -328,13 +309,13 @@ class Strategy(models.Model):
             ),
             (
                 "render_generate",
-                self.render_generate and self.engine == Engine.SGLANG,
-                "The token route exists on vLLM only: the engine must be vllm or any, not sglang.",
+                self.render_generate and not takes_tokens,
+                f"The token route exists on {_labels_of_token_route()} only: {must_be}.",
             ),
             (
                 "token_exact",
-                self.token_exact and self.engine == Engine.SGLANG,
-                "SGLang reports no token ids while it streams: the engine must be vllm or any, not sglang.",
+                self.token_exact and not takes_tokens,
+                f"Token ids are reported while streaming by {_labels_of_token_route()} only: {must_be}.",
             ),
         )
         return [
@@ -345,7 +326,7 @@ class Strategy(models.Model):
 
     def _wrong_lists(self) -> list[tuple[str, ValidationError]]:
         found = []
-        for field in ("markers", "served_names"):
+        for field in fields_of_kind(Kind.LIST):
             try:
                 _check_list(getattr(self, field), names=field == "served_names")
             except ValidationError as trouble:
@@ -444,6 +425,10 @@ class VerificationResult(models.Model):
     @property
     def total(self) -> int:
         return self.tried + self.not_tried
+
+
+def _labels_of_token_route() -> str:
+    return ", ".join(engine.traits.label for engine in Engine if engine.traits.token_route)
 
 
 def _check_list(value: object, *, names: bool) -> None:

@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-
-class Engine(StrEnum):
-    """The engine a strategy is for; ANY fits both."""
-
-    ANY = "any"
-    VLLM = "vllm"
-    SGLANG = "sglang"
+from strategies.engines import Engine
 
 
 class Fallback(StrEnum):
@@ -197,11 +191,7 @@ def _literal_characters(pattern: str) -> int:
 
 
 def _rank(found: Fit | None, row: CompiledStrategy, engine: str) -> tuple[object, ...]:
-    """Smallest is best: the most specific, then the configured engine, then a fixed order.
-
-    vLLM stands before SGLang because a wrong guess does least harm in that order: SGLang ignores what it
-    does not know of a vLLM message, while vLLM may refuse a message in SGLang's form.
-    """
+    """Smallest is best: the most specific, then the configured engine, then the order of `Engine`."""
     exact, literal = found or (False, 0)
-    engines = (engine, Engine.ANY, Engine.VLLM, Engine.SGLANG)
+    engines = (engine, *Engine)
     return not exact, -literal, engines.index(row.engine), row.name

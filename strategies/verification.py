@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from strategies.columns import COLUMNS
 from strategies.types import CompiledStrategy
 
 logger = logging.getLogger(__name__)
@@ -18,28 +19,13 @@ logger = logging.getLogger(__name__)
 Runner = Callable[[int], None]
 runner: Runner | None = None
 
-# Fields of a row that decide how an answer is continued, by the attribute of the compiled strategy.
-FIELDS = {
-    "open": "open_token",
-    "close": "close_token",
-    "content_open": "content_open_token",
-    "prompt_opens_thinking": "prompt_opens_thinking",
-    "thinking_key": "thinking_key",
-    "structured": "structured_message",
-    "reasoning_field": "reasoning_field",
-    "reasoning_end": "reasoning_end",
-    "template_trims": "template_trims",
-    "may_think_again": "may_think_again",
-    "render_generate": "render_generate",
-    "token_exact": "token_exact",
-    "without_scale_out": "without_scale_out",
-    "markers": "markers",
-}
+# (attribute of the compiled strategy, field of the row) of what decides how an answer is continued.
+_VERIFIED = tuple((column.attribute, column.field) for column in COLUMNS if column.verified)
 
 
 def settings_of(strategy: CompiledStrategy) -> dict[str, Any]:
     """The verified settings of a strategy by the names of its row's fields, as JSON holds them."""
-    return {field: _plain(getattr(strategy, name)) for name, field in FIELDS.items()}
+    return {field: _plain(getattr(strategy, name)) for name, field in _VERIFIED}
 
 
 def changes_between(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

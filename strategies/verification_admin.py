@@ -14,6 +14,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from strategies.engines import Engine
 from strategies.models import Strategy, VerificationResult, VerificationRun
 
 MOST_CUTS = 1000
@@ -37,7 +38,8 @@ class VerificationForm(forms.Form):
         help_text="The name under which the engine serves the model; nothing for the first one of /v1/models.",
     )
     engine = forms.ChoiceField(
-        choices=[("", "find out"), ("vllm", "vLLM"), ("sglang", "SGLang")], required=False
+        choices=[("", "find out"), *((engine.value, engine.traits.label) for engine in Engine.real())],
+        required=False,
     )
     cuts = forms.IntegerField(
         min_value=1,
@@ -61,7 +63,7 @@ class VerificationForm(forms.Form):
 def first_values(row: Strategy) -> dict[str, Any]:
     last = row.verifications.first()
     known = {"base_url": last.base_url, "model": last.model, "cuts": last.cuts} if last else {}
-    engine = row.engine if row.engine != "any" else ""
+    engine = row.engine if row.engine in Engine.real() else ""
     return {"base_url": getattr(settings, "CONTINUATION_URL", ""), "engine": engine, **known}
 
 

@@ -18,7 +18,8 @@ from tests.harness.postgres import run_sql, server_in_use
 from tests.harness.upstream import Refusing, Unanswering, Upstream
 from tests.postgresql import is_chosen
 
-settings.register_profile("gateway", deadline=None)
+# Few examples here: `make fuzz` goes deep.
+settings.register_profile("gateway", deadline=None, max_examples=40)
 settings.load_profile("gateway")
 
 
@@ -40,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.write_line(f"database: SQLite {sqlite3.sqlite_version}")
     if site.DATABASE_URL_GIVEN:
-        terminalreporter.write_line("DATABASE_URL is not for this run: see Development in the README")
+        terminalreporter.write_line("DATABASE_URL is not for this run: see docs/development.md")
 
 
 @pytest.fixture(scope="session")

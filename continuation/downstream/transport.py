@@ -27,6 +27,8 @@ from continuation.http.headers import FRAMING, field_name
 KEEPALIVE_SECONDS = 3.0
 HEADER_BYTES = 2**16
 READ_BUFFER_BYTES = 2**16
+# A larger body is written in pieces of this size.
+WRITTEN_BYTES = 2**18
 # Headers that aiohttp would add where the client sent none.
 NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -221,7 +223,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             request.method,
             _url(request),
             headers=[(name.decode("ascii"), _text(value)) for name, value in _framed(request, data)],
-            data=data,
+            data=_in_pieces(data) if isinstance(data, bytes) and len(data) > WRITTEN_BYTES else data,
             allow_redirects=False,
             ssl=sessions.tls if apart else True,  # connections are kept by what is named here
         )
@@ -300,6 +302,12 @@ def _text(value: bytes) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
+    """What the socket does not take at once is copied, which would hold up other requests if it were all."""
+    for at in range(0, len(data), WRITTEN_BYTES):
+        yield data[at : at + WRITTEN_BYTES]
 
 
 async def _pieces(request: httpx.Request) -> AsyncIterator[bytes]:

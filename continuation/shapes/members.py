@@ -41,7 +41,7 @@ def has_more_values(data: bytes, most: int) -> bool:
     if sum(map(data.count, (b",", b"{", b"["))) <= most:  # texts and all
         return False
     found = 0
-    for _, mark in _marks(data):
+    for _, mark in marks(data):
         found += mark in b",{["
         if found > most:
             return True
@@ -84,7 +84,7 @@ class Members:
 
 def _members(data: bytes) -> Iterator[Member]:
     depth = start = colon = 0
-    for at, mark in _marks(data):
+    for at, mark in marks(data):
         if depth == 1 and mark in b",}":
             if colon:
                 yield _member(data, start, colon, at)
@@ -104,7 +104,7 @@ def _member(data: bytes, start: int, colon: int, end: int) -> Member:
     return Member(parse(data[start:colon]), start, value.end(), end)
 
 
-def _marks(data: bytes) -> Iterator[tuple[int, int]]:
+def marks(data: bytes) -> Iterator[tuple[int, int]]:
     """The place and the byte of each bracket, comma and colon outside of texts."""
     at = 0
     while found := _MARK.search(data, at):

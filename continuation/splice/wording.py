@@ -59,6 +59,12 @@ def opening_of(text: str) -> str:
     return text.strip()[:_PROBE_CHARS]
 
 
+def beginning_of(text: str) -> str:
+    """As much of it as its opening depends on, whatever follows."""
+    text = text.lstrip()
+    return text[:_PROBE_CHARS] + text[_PROBE_CHARS:].strip()[:1]
+
+
 def first_line(message: str, conversation: Iterable[str]) -> str:
     """The first line of an engine's message, cut before it repeats any of the conversation; 200 characters at most."""
     line = message.lstrip().partition("\n")[0][:_LINE_CHARS].strip()

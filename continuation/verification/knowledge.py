@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.types import Engine
+from strategies.engines import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from continuation.verification.door import CHAT_PATH, Door, detokenized
 from continuation.verification.knowledge import Knowledge, Probe
 from continuation.verification.order import Order, Trouble, question
 from continuation.verification.variants import GENERIC_TOKENS
-from strategies.types import Engine
+from strategies.engines import Engine
 
 MISSING = (403, 404, 405, 501)
 
@@ -29,7 +29,7 @@ class Probing:
 
     async def found(self) -> tuple[Knowledge, tuple[Probe, ...]]:
         known = await self._engine()
-        if known.engine is not Engine.SGLANG:
+        if known.engine.traits.token_route is not False:
             known = replace(known, scale_out=await self._scale_out())
         known = replace(known, ids=await self._ids())
         known = await self._continued(known)
@@ -60,15 +60,17 @@ class Probing:
         return Knowledge(engine, version, self._model, length)
 
     async def _engine_and_version(self, owner: str) -> tuple[Engine, str]:
-        info, version = await self._door.asked("/server_info"), await self._door.asked("/version")
-        told = {
-            Engine.SGLANG: text_of(info.json.get("version")) if info.status == 200 else "",
-            Engine.VLLM: text_of(version.json.get("version")) if version.status == 200 else "",
-        }
-        found = next((e for e in told if owner == e), None) or next((e for e in told if told[e]), Engine.ANY)
+        versions: dict[Engine, str] = {}
+        # An engine that answers at several of these is taken for the last one of the table.
+        for one in reversed(Engine.real()):
+            answer = await self._door.asked(one.traits.version_path)
+            versions[one] = text_of(answer.json.get("version")) if answer.status == 200 else ""
+        by_owner = (one for one in versions if owner == one)
+        by_version = (one for one in versions if versions[one])
+        found = next(by_owner, None) or next(by_version, Engine.ANY)
         asked = self._order.engine
         engine = Engine(asked) if asked else found
-        where = told.get(engine, "")
+        where = versions.get(engine, "")
         if engine is Engine.ANY:
             self._note("engine", None, "Which engine this is could not be found out; name it with --engine.")
         elif found is not Engine.ANY and found is not engine:
@@ -104,11 +106,12 @@ class Probing:
         return found
 
     async def _continued(self, known: Knowledge) -> Knowledge:
-        if known.engine is Engine.SGLANG:
+        if known.engine.traits.appends_raw:
             self._note(
                 "continue_final_message",
                 True,
-                "SGLang appends the last message raw to the generation prompt: no template rewrites or trims it.",
+                f"{known.engine.traits.label} appends the last message raw to the generation prompt: "
+                "no template rewrites or trims it.",
             )
             return replace(known, honours_flag=True, trims=False)
         ids, text = await self._final("ok")

@@ -12,13 +12,13 @@ from continuation.verification.variants import (
     CARRIED_IDS,
     CHAT,
     COMPLETIONS,
-    LABELS,
     TEXT_IDS,
     Variant,
     shown,
 )
 from continuation.verification.verdicts import Tally, summed
-from strategies.types import CompiledStrategy, Engine
+from strategies.columns import label_of
+from strategies.types import CompiledStrategy
 from strategies.verification import changes_between, settings_of
 
 # What a route costs beyond the one request, in the order of preference among equals.
@@ -123,7 +123,7 @@ def _says(
         yield f"Best ({best.variant.route}): {_score(best)}{equal if same else ''}. To get there:"
         now = settings_of(row)
         for name, value in changes.items():
-            yield f"Change {LABELS[name]} from {shown(now[name])} to {shown(value)}."
+            yield f"Change {label_of(name)} from {shown(now[name])} to {shown(value)}."
     chats = [one for one in able if one.variant.route == CHAT and one.total.exact]
     if best.variant.route != CHAT and chats:
         chat = min(chats, key=lambda one: rank(one, row, known))
@@ -144,7 +144,7 @@ def _remarks(able: Sequence[Measured], best: Measured, known: Knowledge) -> Iter
         yield f"Not exact everywhere even so: {'; '.join(left)}."
     if known.honours_flag is False:
         yield "The renderer ignores continue_final_message: chat-continue cannot work with this model here."
-    if known.engine is Engine.VLLM and known.scale_out is False and left:
+    if known.engine.traits.token_route and known.scale_out is False and left:
         yield "With --enable-scale-out the engine would offer the token route, which is exact more often."
     if known.repeats is False:
         yield (

@@ -14,31 +14,14 @@ from itertools import product
 from typing import Any
 
 from continuation.verification.knowledge import Knowledge
-from strategies.types import CompiledStrategy, Engine, Fallback
+from strategies.columns import label_of
+from strategies.types import CompiledStrategy, Fallback
 from strategies.verification import changes_between, settings_of
 
 GENERIC_TOKENS = ("<think>", "</think>", "")
 
 
 CHAT, TEXT_IDS, CARRIED_IDS, COMPLETIONS = "chat-continue", "token route", "carried ids", "completions"
-
-
-LABELS = {
-    "open_token": "OPEN",
-    "close_token": "CLOSE",
-    "content_open_token": "CONTENT_OPEN",
-    "prompt_opens_thinking": "prompt opens thinking",
-    "thinking_key": "thinking key",
-    "structured_message": "structured message",
-    "reasoning_field": "reasoning field",
-    "reasoning_end": "reasoning ends with",
-    "template_trims": "template trims",
-    "may_think_again": "may think again",
-    "render_generate": "token route",
-    "token_exact": "token exact",
-    "without_scale_out": "without scale-out",
-    "markers": "markers",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +61,7 @@ def _chats(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
     base = replace(row, render_generate=False, token_exact=False)
     for opening, closing, content_open in _control_tokens(row, known):
         for left_out in _left_out(row, known):
-            for structured in (False,) if left_out or known.engine is Engine.SGLANG else (False, True):
+            for structured in (False,) if left_out or known.engine.traits.appends_raw else (False, True):
                 for trims in (False, True):
                     for key, end in product(_thinking_keys(row, known), _reasoning_ends(row, known)):
                         changed = replace(
@@ -109,7 +92,8 @@ def _control_tokens(row: CompiledStrategy, known: Knowledge) -> list[tuple[str, 
 
 def _left_out(row: CompiledStrategy, known: Knowledge) -> tuple[bool, ...]:
     """Only an engine that appends to the generation prompt has OPEN in there already."""
-    return (False, True) if row.prompt_opens_thinking or known.engine is not Engine.VLLM else (False,)
+    in_the_prompt = row.prompt_opens_thinking or known.engine.traits.appends_raw is not False
+    return (False, True) if in_the_prompt else (False,)
 
 
 def _thinking_keys(row: CompiledStrategy, known: Knowledge) -> list[str]:
@@ -117,13 +101,13 @@ def _thinking_keys(row: CompiledStrategy, known: Knowledge) -> list[str]:
 
 
 def _reasoning_ends(row: CompiledStrategy, known: Knowledge) -> list[str]:
-    """SGLang appends an open reasoning as it is, so that nothing is to be gained by closing it."""
-    seen = "" if known.engine is Engine.SGLANG else known.reasoning_end or ""
+    """Where an open reasoning is appended as it is, nothing is gained by closing it."""
+    seen = "" if known.engine.traits.appends_raw else known.reasoning_end or ""
     return list(dict.fromkeys([row.reasoning_end, seen, ""]))
 
 
 def _tokens(row: CompiledStrategy, known: Knowledge) -> Iterator[Variant]:
-    if known.engine is not Engine.VLLM or row.engine is Engine.SGLANG:
+    if not known.engine.traits.token_route or row.engine.traits.token_route is False:
         return
     own = (row.open, row.close, row.content_open)
     written = known.tokens or own
@@ -161,7 +145,7 @@ def _name(row: CompiledStrategy, variant: Variant) -> str:
     changed = changes_between(settings_of(row), settings_of(variant.strategy))
     for of_the_route in ("render_generate", "token_exact", "without_scale_out"):
         changed.pop(of_the_route, None)
-    told = [f"{LABELS[name]} {shown(value)}" for name, value in changed.items()]
+    told = [f"{label_of(name)} {shown(value)}" for name, value in changed.items()]
     return f"{variant.route}: {', '.join(told) or 'settings of the row'}"
 
 

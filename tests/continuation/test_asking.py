@@ -8,7 +8,8 @@ import pytest
 from continuation.shapes.chat.asking import Unasked, asking_for_ids
 from continuation.splice.machine import OpenLeg, OpenTokens
 from continuation.vocabulary import Failure
-from strategies.types import CompiledStrategy, Engine, Fallback
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy, Fallback
 from tests.continuation.playbook import DONE, ID, Play, chunk, content, event, role, tokens, told
 from tests.continuation.recorded import recorded
 

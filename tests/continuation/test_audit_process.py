@@ -14,6 +14,7 @@ import pytest
 
 from tests.harness.client import call
 from tests.harness.gateway import ROOT, environment, free_port, migrated_database
+from tests.harness.nursery import run_python
 
 PATIENCE = 60.0
 PREAMBLE = """
@@ -44,17 +45,12 @@ def database(template: Path, tmp_path: Path) -> Path:
 
 def settings_for(database: Path) -> dict[str, str]:
     chosen = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, database)
-    return {**chosen, "DJANGO_SETTINGS_MODULE": "gatewaysite.settings", "PYTHONPATH": str(ROOT)}
+    return {**chosen, "DJANGO_SETTINGS_MODULE": "gatewaysite.settings"}
 
 
 def run(script: str, database: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
-        env=settings_for(database),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    program = PREAMBLE + textwrap.dedent(script)
+    return run_python(["-c", program], cwd=ROOT, env=settings_for(database), timeout=PATIENCE)
 
 
 def rows(database: Path, name: str) -> int:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from continuation.splice.machine import Phase
 from continuation.vocabulary import Failure
-from strategies.types import CompiledStrategy, Engine
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy
 from tests.continuation.playbook import (
     DONE,
     ID,

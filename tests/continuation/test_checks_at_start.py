@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
@@ -19,35 +20,33 @@ from gatewaysite.server import websocket
 from gatewaysite.server.lifespan import lifespan
 from tests.harness.client import call
 from tests.harness.gateway import ROOT, Gateway, environment, free_port, migrated_database
+from tests.harness.nursery import Started, start_python
 
 PATIENCE = 60.0
 
 
 def daphne(
-    settings: dict[str, str], database: Path, log: Any, application: str = "gatewaysite.asgi:application"
-) -> tuple[subprocess.Popen[str], int]:
+    settings: dict[str, str],
+    database: Path,
+    log: IO[bytes],
+    application: str = "gatewaysite.asgi:application",
+) -> tuple[Started, int]:
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(port), application],
-        cwd=ROOT,
-        env=environment(settings, database),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return process, port
+    command = ["-m", "daphne", "-b", "127.0.0.1", "-p", str(port), application]
+    return start_python(command, cwd=ROOT, env=environment(settings, database), output=log), port
 
 
 def refused(settings: dict[str, str], database: Path) -> str:
     """What a start says that does not succeed."""
-    process, _ = daphne(settings, database, subprocess.PIPE)
-    try:
-        log, _ = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode not in (0, -9)
-    return log
+    with TemporaryFile() as log:
+        process, _ = daphne(settings, database, log)
+        try:
+            assert process.wait(PATIENCE) != 0
+        finally:
+            process.kill()
+            process.wait()
+        log.seek(0)
+        return log.read().decode()
 
 
 def test_daphne_does_not_start_with_a_wrong_value(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_daphne_does_not_start_while_checks_find_errors_and_all_are_named(tmp_pa
 
 
 class Running:
-    def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
+    def __init__(self, process: Started, port: int, log: Path) -> None:
         self.process, self.port, self._log = process, port, log
 
     @property
@@ -82,7 +81,7 @@ class Running:
 
 
 def started(settings: dict[str, str], database: Path, log: Path) -> Iterator[Running]:
-    with log.open("w") as file:
+    with log.open("wb") as file:
         process, port = daphne({"DOWNSTREAM_URL": "http://127.0.0.1:9", **settings}, database, file)
     try:
         until = time.monotonic() + PATIENCE

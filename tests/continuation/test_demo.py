@@ -21,17 +21,17 @@ from continuation.testbed.demo.answers import Answer, Seam, _leg, seam_of
 from continuation.testbed.demo.play import BROKEN
 from continuation.testbed.demo.screen import CYAN, GREEN, Screen, width
 from continuation.testbed.processes import CannotGoOn, Child, environment, run
+from tests.harness.nursery import INTERPRETER, run_python
 
-DEMO = [sys.executable, "manage.py", "demo", "--token-delay-ms", "1"]
+COMMAND = ["manage.py", "demo", "--token-delay-ms", "1"]
+DEMO = [sys.executable, *COMMAND]
 PATIENCE = 120
 PORT = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 
 def played(*options: str, **changes: str) -> "subprocess.CompletedProcess[str]":
-    env = {**os.environ, **changes}
-    return subprocess.run(
-        [*DEMO, *options], cwd=settings.BASE_DIR, env=env, capture_output=True, text=True, timeout=PATIENCE
-    )
+    env = {**os.environ, **INTERPRETER, **changes}
+    return run_python([*COMMAND, *options], cwd=settings.BASE_DIR, env=env, timeout=PATIENCE)
 
 
 def listens(port: int) -> bool:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuation.shapes.chat.asking import asking_to_continue
@@ -13,15 +13,17 @@ from continuation.shapes.members import LARGEST_SLICE, Members, has_more_values
 from strategies.builders import FIELDS_READ, continuation_body
 from strategies.types import GENERIC, Partial
 
-NAMES = st.sampled_from([*FIELDS_READ, "messages", "stream", "model", "tools"]) | st.text()
-TEXTS = st.text() | st.lists(st.sampled_from(['"', "\\", "\n", "{", "[", ",", ":", "}", "a", "\ud83d"])).map(
-    "".join
-)
+# Small ones: how the pieces stand beside each other is what can go wrong, and large ones take long to be made.
+NAMES = st.sampled_from([*FIELDS_READ, "messages", "stream", "model", "tools"]) | st.text(max_size=5)
+CHARACTERS = st.sampled_from(['"', "\\", "\n", "{", "[", ",", ":", "}", "a", "\ud83d"])
+TEXTS = st.text(max_size=8) | st.lists(CHARACTERS, max_size=12).map("".join)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
-    lambda v: st.lists(v) | st.dictionaries(NAMES, v),
+    lambda v: st.lists(v, max_size=4) | st.dictionaries(NAMES, v, max_size=4),
+    max_leaves=12,
 )
-OBJECTS = st.dictionaries(NAMES, VALUES)
+OBJECTS = st.dictionaries(NAMES, VALUES, max_size=6)
+THOROUGHLY = settings(max_examples=100)  # no fuzzer does this
 
 
 def written(value: Any, *, ascii_only: bool, spaced: bool) -> bytes:
@@ -35,6 +37,7 @@ def values_in(value: Any) -> int:
     return 0 if inner is None else 1 + max(0, len(inner) - 1) + sum(map(values_in, inner))
 
 
+@THOROUGHLY
 @given(OBJECTS, st.booleans(), st.booleans())
 def test_the_values_of_each_member_are_found_whatever_is_in_the_texts(
     value: dict[str, Any], ascii_only: bool, spaced: bool
@@ -45,6 +48,7 @@ def test_the_values_of_each_member_are_found_whatever_is_in_the_texts(
     assert parse_exact(Members.of(data).changed({})) == parsed
 
 
+@THOROUGHLY
 @given(OBJECTS, st.booleans())
 def test_values_are_counted_outside_of_texts(value: dict[str, Any], ascii_only: bool) -> None:
     data, count = written(value, ascii_only=ascii_only, spaced=False), values_in(value)
@@ -52,6 +56,7 @@ def test_values_are_counted_outside_of_texts(value: dict[str, Any], ascii_only: 
     assert not has_more_values(data, count)
 
 
+@THOROUGHLY
 @given(OBJECTS, TEXTS, TEXTS, st.booleans(), st.booleans())
 def test_leg_2_is_written_as_it_is_built(
     value: dict[str, Any], reasoning: str, said: str, ascii_only: bool, spaced: bool

@@ -21,6 +21,7 @@ from continuation.plan import PassReason
 from continuation.resume.log import Held
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Failure, Outcome, Reason, Route
+from tests.harness import pages
 from tests.harness.figures import Figures, figures, key, moved
 from tests.harness.figures import families as families_in
 from tests.harness.gateway import ROOT, environment
@@ -261,8 +262,8 @@ def test_every_word_that_is_known_beforehand_is_told_from_the_start() -> None:
         assert ("continuation_resumes_total", (("outcome", word),)) in names
 
 
-def test_the_table_of_the_readme_names_each_family_with_its_labels() -> None:
-    section = (ROOT / "README.md").read_text("utf-8").split("\n### Metrics\n")[1].split("\n### ")[0]
+def test_the_table_of_the_documentation_names_each_family_with_its_labels() -> None:
+    section = pages.section("docs/metrics.md", "Metrics")
     rows = re.findall(r"^\| (`continuation_.*?) \| (.*?) ?\| ", section, re.MULTILINE)
     named = {
         name: set(re.findall(r"`(\w+)`", labels))

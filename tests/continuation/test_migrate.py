@@ -14,6 +14,7 @@ import pytest
 
 from continuation.management.commands.migrate import LOCK
 from tests.harness.gateway import ROOT, Database, empty_database, environment
+from tests.harness.nursery import run_python
 from tests.harness.postgres import PostgresDatabase, run_sql
 
 LONG = 120.0  # seconds until a test is given up
@@ -37,9 +38,14 @@ def database(tmp_path: Path) -> Iterator[Database]:
         empty.drop()
 
 
-def start(database: Database, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "manage.py", "migrate", "--no-input", *arguments]
+def command_and_environment(database: Database, *arguments: str) -> tuple[list[str], dict[str, str]]:
     env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, database)
+    return ["manage.py", "migrate", "--no-input", *arguments], env
+
+
+def start(database: Database) -> subprocess.Popen[str]:
+    command, env = command_and_environment(database)
+    command = [sys.executable, *command]
     return subprocess.Popen(
         command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -52,9 +58,15 @@ def output_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_database_is_migrated_and_a_second_time_there_is_nothing_to_do(database: Database) -> None:
-    assert "strategies.0001_strategy... OK" in output_of(start(database))
-    assert "No migrations to apply." in output_of(start(database))
-    assert output_of(start(database, "--check")) == ""
+    def migrated(*arguments: str) -> str:
+        command, env = command_and_environment(database, *arguments)
+        done = run_python(command, cwd=ROOT, env=env, timeout=LONG)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    assert "strategies.0001_strategy... OK" in migrated()
+    assert "No migrations to apply." in migrated()
+    assert migrated("--check") == ""
 
 
 @pytest.mark.postgresql

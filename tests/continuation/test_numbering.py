@@ -369,9 +369,10 @@ def test_a_recorded_stream_says_what_it_said_however_it_is_cut(name: str, end: b
     assert numbered(*one_by_one(stream)) == whole
     for size in (2, 3, 5, 1000):
         assert numbered(*_in_pieces(stream, size)) == whole
-    start = stream[:1500]
+    start = stream[:800]  # some events; of the whole it takes too long
+    expected = numbered(start)
     for at in range(len(start) + 1):
-        assert numbered(start[:at], start[at:]) == numbered(start)
+        assert numbered(start[:at], start[at:]) == expected
 
 
 def test_openais_client_reads_the_numbered_stream_with_comments_in_between() -> None:

@@ -5,7 +5,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuation.plan import MOST_VALUES, Choice, Guarded, Passthrough, plan
@@ -145,11 +145,13 @@ KEYS = st.sampled_from(
     ["n", "stop", "stream_options", "messages", "max_tokens", "response_format", "model", "regex"]
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda v: st.lists(v) | st.dictionaries(KEYS, v),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda v: st.lists(v, max_size=4) | st.dictionaries(KEYS, v, max_size=4),
+    max_leaves=12,
 )
 
 
+@settings(max_examples=100)  # no fuzzer does this
 @given(st.dictionaries(KEYS, VALUES))
 def test_nothing_in_a_body_raises(body: dict[str, Any]) -> None:
     found = planned(BASE | body)

@@ -29,6 +29,8 @@ CORE = [
     "continuation.resume.store.redis.account",
     "continuation.resume.store.redis.health",
     "continuation.resume.store.redis.ledger",
+    "strategies.columns",
+    "strategies.engines",
     "strategies.types",
     "strategies.builders",
 ]

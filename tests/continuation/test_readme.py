@@ -1,4 +1,4 @@
-"""The README and .env.example against the project: what they name exists, and what exists is named."""
+"""The documentation and .env.example against the project: what they name exists, and what exists is named."""
 
 import ast
 import re
@@ -16,8 +16,9 @@ from continuation.views import UNDELIVERED
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
 from gatewaysite.server.exchange import BROKEN, REFUSED
 from strategies.models import Strategy
+from tests.harness import pages
+from tests.harness.pages import table
 
-README = (settings.BASE_DIR / "README.md").read_text("utf-8")
 MAKEFILE = (settings.BASE_DIR / "Makefile").read_text("utf-8")
 EXAMPLE = (settings.BASE_DIR / ".env.example").read_text("utf-8")
 # Defaults that are no literals, and how the table words them.
@@ -27,15 +28,6 @@ WORDED = {
     "DATABASE_URL": "a file `db.sqlite3`",
     "SECRET_KEY": "random",
 }
-
-
-def table(heading: str, columns: str) -> dict[str, str]:
-    """Of the table below a heading whose head begins with these columns: first cell -> second cell."""
-    section = re.split(r"\n#+ ", README.split(f"# {heading}\n", 1)[1])[0]
-    start = section.index(f"| {columns} |")
-    lines = section[start:].split("\n\n", 1)[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: row[1] for row in cells}
 
 
 def names_in(text: str) -> set[str]:
@@ -64,7 +56,9 @@ def shown(default: ast.expr) -> str:
 
 
 def test_the_settings_table_is_what_the_settings_read_with_their_defaults() -> None:
-    told = {name.strip("`"): default for name, default in table("Settings", "name").items()}
+    told = {
+        name.strip("`"): default for name, default in table("docs/settings.md", "Settings", "name").items()
+    }
     read = environment_calls()
     assert len(read) > 20
     assert told == {**read, **WORDED}
@@ -80,21 +74,20 @@ def test_the_example_names_every_setting_once_and_its_defaults_are_the_defaults(
     assert commented == {name: defaults[name] for name in commented}
 
 
-def test_every_make_target_that_the_readme_names_exists_and_the_other_way_round() -> None:
-    named = set(re.findall(r"(?:^|`|\s)make ([a-z-]+)", "\n".join(code_of(README))))
+def everything() -> str:
+    return "\n".join(map(pages.page, pages.pages()))
+
+
+def test_every_make_target_that_the_documentation_names_exists_and_the_other_way_round() -> None:
+    code = "\n".join(pages.words_in_code(everything()))
+    named = set(re.findall(r"(?:^|\s)make ([a-z-]+)", code, re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
     assert named <= targets
     assert targets - {"help"} <= named
 
 
-def code_of(text: str) -> list[str]:
-    """What stands in backticks."""
-    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
-    return blocks + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def test_every_management_command_that_the_readme_names_exists_and_ours_are_named() -> None:
-    named = set(re.findall(r"manage\.py ([a-z_]+)", README))
+def test_every_management_command_that_the_documentation_names_exists_and_ours_are_named() -> None:
+    named = set(re.findall(r"manage\.py ([a-z_]+)", "\n".join(pages.words_in_code(everything()))))
     commands = get_commands()
     assert named <= set(commands)
     ours = {name for name, app in commands.items() if app in ("continuation", "strategies")}
@@ -102,21 +95,21 @@ def test_every_management_command_that_the_readme_names_exists_and_ours_are_name
 
 
 def test_the_tables_of_failures_and_reasons_are_the_vocabulary() -> None:
-    failures = names_in(" ".join(table("How it decides", "failure")))
+    failures = names_in(" ".join(table("docs/rescue.md", "How it decides", "failure")))
     assert failures == {str(failure) for failure in Failure}
-    section = README.split("# How it decides\n")[1].split("\n### ")[0]
+    section = pages.section("docs/rescue.md", "How it decides")
     reasons = set(re.findall(r"\| `(\w+)` \|$", section, re.MULTILINE))
-    reasons |= names_in(" ".join(table("How it decides", "reason | meaning")))
+    reasons |= names_in(" ".join(table("docs/rescue.md", "How it decides", "reason | meaning")))
     assert reasons == {str(reason) for reason in Reason if reason}
 
 
 def test_the_table_of_pass_through_reasons_is_complete() -> None:
-    told = [name.strip("`") for name in table("What is passed through", "reason")]
+    told = [name.strip("`") for name in table("docs/rescue.md", "What is passed through", "reason")]
     assert told == [str(reason) for reason in PassReason]
 
 
 def test_the_table_of_the_audits_other_words_is_the_vocabulary() -> None:
-    told = table("In the audit row", "value | column")
+    told = table("docs/audit.md", "The words of a row", "value | column")
     words = {"case": Case, "decision": Decision, "route": Route, "outcome": Outcome}
     expected = [(f"`{word}`", column) for column, kind in words.items() for word in kind if word]
     assert list(told.items()) == expected
@@ -158,27 +151,56 @@ def refused_by(call: ast.Call) -> set[tuple[str, str]]:
 
 
 def test_the_table_of_refusals_is_what_the_sources_can_answer() -> None:
-    told = {(code.strip("`"), status) for code, status in table("What is refused", "`code` | status").items()}
-    assert told == refusals()
+    told = table("docs/errors.md", "What is refused", "`code` | status")
+    assert {(code.strip("`"), status) for code, status in told.items()} == refusals()
 
 
 def test_the_table_of_strategy_fields_is_the_form_of_the_admin() -> None:
-    told = names_in(" ".join(table("Strategies", "field")))
+    told = names_in(" ".join(table("docs/strategies.md", "The fields", "field")))
     editable = {field.name for field in Strategy._meta.fields if field.editable and not field.primary_key}
     assert told == editable
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:continuation|bench)/\w+\.py)`", README))))
-def test_a_file_that_the_readme_names_exists(path: str) -> None:
-    assert (settings.BASE_DIR / path).is_file()
+PLACES_NAMED = (
+    "continuation",
+    "strategies",
+    "gatewaysite",
+    "tests",
+    "bench",
+    "engines",
+    "docs",
+    "dependencies",
+)
+ROOMS = re.compile(rf"(?:{'|'.join(PLACES_NAMED)})/[\w/.]*")
 
 
-def test_links_within_the_readme_lead_to_a_heading() -> None:
-    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
-    anchors = {heading.lower().replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(#([^)]+)\)", README)
-    assert links
-    assert set(links) <= anchors
+@pytest.mark.parametrize(
+    "path",
+    sorted({word for word in pages.words_in_code(everything()) if ROOMS.fullmatch(word)}),
+)
+def test_a_file_that_the_documentation_names_exists(path: str) -> None:
+    assert (settings.BASE_DIR / path).exists()
+
+
+@pytest.mark.parametrize("name", pages.pages())
+def test_links_lead_to_a_page_and_a_heading(name: str) -> None:
+    here = (settings.BASE_DIR / name).parent
+    for link in re.findall(r"\]\(([^)]+)\)", pages.page(name)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (here / path).resolve() if path else settings.BASE_DIR / name
+        assert target.is_file(), link
+        if anchor:
+            assert anchor in pages.anchors(target.relative_to(settings.BASE_DIR).as_posix()), link
+
+
+def test_troubleshooting_has_advice_for_every_reason() -> None:
+    about = "docs/troubleshooting.md"
+    passed = [name.strip("`") for name in table(about, "It was passed through", "reason")]
+    assert passed == [str(reason) for reason in PassReason]
+    failed = [name.strip("`") for name in table(about, "It was watched, and not saved", "reason")]
+    assert failed == [str(reason) for reason in Reason if reason]
 
 
 def test_help_tells_every_target() -> None:

@@ -1,4 +1,6 @@
-"""Recorded streams of real engines: cut at every byte, cut into any reads, killed in every way."""
+"""Recorded streams of real engines: cut in and around every event, cut into any reads, killed in every way."""
+
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -54,8 +56,8 @@ def continued(play: Play, recording: Recorded) -> Told:
     return play.whole()
 
 
-# One of each shape: it takes seconds.
-AT_EVERY_BYTE = [
+# One of each shape: each cut reads all before it anew.
+CUT_EVERYWHERE = [
     one for one in WHOLE if one.name in ("chat_usage", "chat_continuous_usage", "tools_one", "chat_basic")
 ]
 VLLM_NAMES = {one.name for one in WHOLE[:9]}
@@ -69,13 +71,23 @@ def test_untouched_it_is_forwarded_to_the_byte(recording: Recorded) -> None:
     assert play.splice.record() is None
 
 
-@pytest.mark.parametrize("recording", AT_EVERY_BYTE, ids=str)
-def test_cut_at_every_byte_it_is_whole_or_says_that_it_is_not(recording: Recorded) -> None:
+def cuts_of(stream: bytes) -> Iterator[tuple[int, Failure]]:
+    """Each kind of place of each event: before its first byte and after it, within the name of its field, within its
+    JSON, before its line ends, and between its two line ends. At each kind of place both ends of a stream occur."""
+    start = 0
+    for number, event in enumerate(stream.split(b"\n\n")[:-1]):
+        end = start + len(event)
+        for place, cut in enumerate((start, start + 1, start + 4, (start + end) // 2, end - 1, end, end + 1)):
+            yield cut, (Failure.EOF, Failure.DISCONNECT)[(number + place) % 2]
+        start = end + 2
+
+
+@pytest.mark.parametrize("recording", CUT_EVERYWHERE, ids=str)
+def test_cut_in_and_around_every_event_it_is_whole_or_says_that_it_is_not(recording: Recorded) -> None:
     stream, expected = recording.stream, told(recording.stream)
     starts = (stream.find(b'"reasoning":"'), stream.find(b'_content":"'))
     first_event = stream.find(b"\n\n", min(at for at in starts if at > 0))
-    for cut in range(len(stream)):
-        failure = Failure.DISCONNECT if cut % 2 else Failure.EOF
+    for cut, failure in cuts_of(stream):
         play = Play(request_of(recording)).reads(stream[:cut]).ends(failure)
         if play.legs:
             answer = continued(play, recording)

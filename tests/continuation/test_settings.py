@@ -395,8 +395,9 @@ print(json.dumps({name: getattr(settings, name) for name in names}, default=str)
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A copy of the settings in a directory where a `.env` can be put."""
-    shutil.copytree(ROOT / "gatewaysite", tmp_path / "gatewaysite")
+    """A copy of the settings, and of what they read, in a directory where a `.env` can be put."""
+    for package in ("gatewaysite", "strategies"):
+        shutil.copytree(ROOT / package, tmp_path / package)
     return tmp_path
 
 

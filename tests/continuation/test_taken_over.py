@@ -27,7 +27,8 @@ from continuation.splice.machine import Phase, Splice
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Failure
 from continuation.wiring import Origin
-from strategies.types import CompiledStrategy, Engine
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import (
     DONE,

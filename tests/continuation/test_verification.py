@@ -14,8 +14,10 @@ from continuation.verification.cuts import Place
 from continuation.verification.order import Order, Progress, Trouble, prompts_in
 from continuation.verification.ranking import percent
 from continuation.verification.variants import CHAT, COMPLETIONS
-from strategies.types import CompiledStrategy, Engine, Fallback
-from strategies.verification import FIELDS, settings_of
+from strategies.columns import COLUMNS
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy, Fallback
+from strategies.verification import settings_of
 from tests.harness.figures import figures, moved
 
 QWEN_VLLM = CompiledStrategy(
@@ -30,10 +32,10 @@ QWEN_SGLANG = CompiledStrategy(
     prompt_opens_thinking=True,
 )
 HOUSE = CompiledStrategy("house", "house")
-PROMPTS = (
-    {"messages": [{"role": "user", "content": "What does the gateway do when a stream breaks? 请说明 🙂"}]},
-    {"messages": [{"role": "user", "content": "Name three colours."}]},
-)
+# What the simulator answers depends on the question. These answers are short, for each way to continue costs as much as
+# the answer is long; and they have every kind of place that can be cut (see below).
+SHORT = 0.2
+PROMPTS = tuple({"messages": [{"role": "user", "content": f"Question {n} 🙂?"}]} for n in (20, 3, 8))
 TOOL = {
     "type": "function",
     "function": {
@@ -47,7 +49,8 @@ async def verified(
     strategy: CompiledStrategy, engine: str, template: str, *, prompts: tuple[dict[str, Any], ...] = PROMPTS,
     cuts: int = 2, seen: list[Progress] | None = None, **asked: Any,
 ) -> Report:  # fmt: skip
-    async with Simulator(Config(engine=engine, template=template)) as simulator:  # type: ignore[arg-type]
+    config = Config(engine=engine, template=template, scale=SHORT)  # type: ignore[arg-type]
+    async with Simulator(config) as simulator:
         order = Order(strategy, simulator.url, prompts=prompts, cuts=cuts, **asked)
         report = None
         async for step in verify(order):
@@ -57,6 +60,17 @@ async def verified(
                 seen.append(step)
         assert report is not None
         return report
+
+
+_reports: dict[tuple[CompiledStrategy, str, str], Report] = {}
+
+
+async def report_on(strategy: CompiledStrategy, engine: str, template: str) -> Report:
+    """With one cut of each kind; the same one for all tests that ask for it: a report is only read."""
+    key = strategy, engine, template
+    if key not in _reports:
+        _reports[key] = await verified(strategy, engine, template, cuts=1)
+    return _reports[key]
 
 
 def exact(report: Report, place: Place) -> tuple[int, int]:
@@ -69,7 +83,7 @@ def probed(report: Report) -> dict[str, Any]:
 
 
 def with_changes(strategy: CompiledStrategy, changes: dict[str, Any]) -> CompiledStrategy:
-    names = {field: name for name, field in FIELDS.items()}
+    names = {column.field: column.attribute for column in COLUMNS}
     values = {names[field]: value for field, value in changes.items()}
     if "without_scale_out" in values:
         values["without_scale_out"] = Fallback(values["without_scale_out"])
@@ -80,7 +94,7 @@ def with_changes(strategy: CompiledStrategy, changes: dict[str, Any]) -> Compile
 
 
 async def test_the_probes_say_what_a_trimming_vllm_is() -> None:
-    report = await verified(QWEN_VLLM, "vllm", "qwen", cuts=1)
+    report = await report_on(QWEN_VLLM, "vllm", "qwen")
     assert probed(report) == {
         "engine": "vllm 0.32.0",
         "scale-out": False,
@@ -96,7 +110,7 @@ async def test_the_probes_say_what_a_trimming_vllm_is() -> None:
 
 
 async def test_the_probes_say_what_an_sglang_is() -> None:
-    report = await verified(QWEN_SGLANG, "sglang", "qwen", cuts=1)
+    report = await report_on(QWEN_SGLANG, "sglang", "qwen")
     assert probed(report) == {
         "engine": "sglang 0.5.23",
         "token ids": False,
@@ -112,7 +126,7 @@ async def test_the_probes_say_what_an_sglang_is() -> None:
 async def test_a_renderer_that_ignores_the_flag_is_told_and_no_setting_of_chat_continue_is_recommended() -> (
     None
 ):
-    report = await verified(replace(HOUSE, thinking_key="thinking"), "vllm", "kimi-k3")
+    report = await verified(replace(HOUSE, thinking_key="thinking"), "vllm", "kimi-k3", cuts=1)
     assert report.known.honours_flag is False
     assert "chat-continue cannot work" in " ".join(report.recommendation.says)
     chats = [one for one in report.measured if one.variant.route == CHAT]
@@ -136,6 +150,11 @@ async def test_control_tokens_are_read_from_an_answers_own_ids() -> None:
 # -- findings --------------------------------------------------------------------------------------
 
 
+async def test_an_answer_is_cut_at_every_kind_of_place() -> None:
+    report = await report_on(QWEN_VLLM, "vllm", "qwen")
+    assert report.cuts == dict.fromkeys([place for place in Place if place is not Place.TOOL_CALL], 1)
+
+
 async def test_a_right_strategy_of_a_template_that_keeps_content_is_exact_everywhere() -> None:
     seen: list[Progress] = []
     report = await verified(HOUSE, "vllm", "generic", cuts=3, seen=seen)
@@ -153,7 +172,7 @@ async def test_a_right_strategy_of_a_template_that_keeps_content_is_exact_everyw
 
 
 async def test_differences_are_found_and_shown() -> None:
-    report = await verified(replace(QWEN_VLLM, template_trims=False), "vllm", "qwen")
+    report = await report_on(replace(QWEN_VLLM, template_trims=False), "vllm", "qwen")
     tally = report.configured.tallies[Place.CONTENT_SPACE]
     assert tally.diverged
     assert tally.first_difference.startswith("content, character ")
@@ -161,11 +180,11 @@ async def test_differences_are_found_and_shown() -> None:
 
 
 async def test_a_refusal_is_no_divergence_and_tells_no_conversation() -> None:
-    report = await verified(replace(QWEN_VLLM, structured=False), "vllm", "qwen")
+    report = await report_on(replace(QWEN_VLLM, structured=False), "vllm", "qwen")
     tally = report.configured.tallies[Place.CONTENT_WORD]
     assert (tally.refused, tally.diverged, tally.exact) == (tally.total, 0, 0)
     assert "leg2_refused, status 400" in tally.first_difference
-    assert "gateway do when" not in tally.first_difference
+    assert "Question" not in tally.first_difference
 
 
 async def test_a_cut_in_a_tool_call_is_not_tried_by_chat_continue() -> None:
@@ -178,14 +197,14 @@ async def test_a_cut_in_a_tool_call_is_not_tried_by_chat_continue() -> None:
 
 
 async def test_the_completions_route_is_tried_where_scale_out_is_off() -> None:
-    report = await verified(HOUSE, "vllm", "generic", cuts=1)
+    report = await report_on(HOUSE, "vllm", "generic")
     found = [one for one in report.measured if one.variant.route == COMPLETIONS]
     assert found
     assert all(one.total.refused for one in found)  # the simulator has no /v1/completions
 
 
 async def test_equal_continuation_requests_are_sent_once() -> None:
-    async with Simulator(Config(engine="vllm", template="qwen")) as simulator:
+    async with Simulator(Config(engine="vllm", template="qwen", scale=SHORT)) as simulator:
         order = Order(QWEN_VLLM, simulator.url, prompts=PROMPTS, cuts=1)
         reports = [step async for step in verify(order) if isinstance(step, Report)]
         bodies = [json.dumps(sent.body) for sent in simulator.requests if sent.leg == 2]
@@ -253,14 +272,14 @@ async def test_the_wrong_setting_of_a_broken_strategy_is_found_and_a_right_one_r
     broken: str,
 ) -> None:
     engine, template, strategy, fields, right = BROKEN[broken]
-    report = await verified(strategy, engine, template, cuts=1)
+    report = await report_on(strategy, engine, template)
     changes = dict(report.recommendation.changes)
     assert fields & set(changes)
     before = report.configured.total
     assert before.exact < before.total
     repaired = with_changes(strategy, changes)
-    after = await verified(repaired, engine, template, cuts=1)
-    by_hand = await verified(right, engine, template, cuts=1)
+    after = await report_on(repaired, engine, template)
+    by_hand = await report_on(right, engine, template)
     assert before.exact < after.configured.total.exact
     assert after.configured.total.exact >= by_hand.configured.total.exact
     assert not after.recommendation.changes

@@ -12,7 +12,8 @@ from continuation.verification.ranking import Measured, finalists, percent, reco
 from continuation.verification.telling import Call, Step, Told, events_of, steps_of, told
 from continuation.verification.variants import CARRIED_IDS, CHAT, COMPLETIONS, TEXT_IDS, Variant, variants
 from continuation.verification.verdicts import Finding, Tally, Verdict, first_difference, judge
-from strategies.types import CompiledStrategy, Engine, Fallback
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy, Fallback
 
 REASONING = "Think of 杭州 now.\n"
 CONTENT = "\n\nHello there 杭州, goodbye for now.\n"

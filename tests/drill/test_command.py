@@ -28,17 +28,18 @@ from continuation.testbed.drill.wire import Address, Connection
 from continuation.testbed.simulator import Config
 from tests.e2e.test_simulated import running
 from tests.harness.gateway import ROOT, Gateway, free_port, migrated_database
+from tests.harness.nursery import INTERPRETER, run_python
 from tests.harness.redis import RedisServer
 
-DRILL = [sys.executable, "manage.py", "drill"]
+COMMAND = ["manage.py", "drill"]
+DRILL = [sys.executable, *COMMAND]
 PATIENCE = 300.0  # seconds; two cores may be shared by many
 QUICK = ["--token-delay-ms", "2", "--idle-timeout", "2"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DRILL, *QUICK, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
+    env = {**os.environ, **INTERPRETER}
+    return run_python([*COMMAND, *QUICK, *arguments], cwd=ROOT, env=env, timeout=PATIENCE)
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -322,6 +323,6 @@ def test_the_picture_is_a_png(tmp_path: Path) -> None:
 
 
 def test_the_help_names_the_faults_and_what_they_do() -> None:
-    done = subprocess.run([*DRILL, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    done = run("--help")
     assert done.returncode == 0
     assert all(f"  {kind} " in done.stdout and text in done.stdout for kind, text in KINDS.items())

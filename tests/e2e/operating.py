@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import httpx
 
 from tests.harness.gateway import ROOT, Database, Gateway, environment
+from tests.harness.nursery import run_python
 
 NAME, PASSWORD = "operator", "only-for-tests"
 LOGIN = "/admin/login/?next=/admin/"
@@ -16,10 +14,10 @@ LOGIN = "/admin/login/?next=/admin/"
 def add_operator(database: Database) -> None:
     env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, database)
     names = ["--username", NAME, "--email", "operator@localhost"]
-    command = [sys.executable, "manage.py", "createsuperuser", "--no-input", *names]
-    subprocess.run(
-        command, cwd=ROOT, env={**env, "DJANGO_SUPERUSER_PASSWORD": PASSWORD}, check=True, capture_output=True
-    )
+    command = ["manage.py", "createsuperuser", "--no-input", *names]
+    run_python(
+        command, cwd=ROOT, env={**env, "DJANGO_SUPERUSER_PASSWORD": PASSWORD}, timeout=60
+    ).check_returncode()
 
 
 def log_in(at: Gateway, password: str = PASSWORD, name: str = NAME) -> httpx.Response:

@@ -87,8 +87,8 @@ def test_another_stream_hardly_waits_for_a_large_body_nor_for_its_continuation(
     small, found = measure(said(b"a")), measure(body)
     assert set(found["notes"]) == {note}
     assert found["ended"] == (len(found["notes"]) if note == GUARDED else 0)
-    # The goal is 0.05; a machine that does other work at the same time adds to it. Before it was 0.25 to seconds.
-    assert min(found["delays"]) - min(small["delays"]) < 0.15, (found, small)
+    # The goal is 0.05, and 0.01 to 0.03 is usual; a machine that does other work at the same time adds to it.
+    assert min(found["delays"]) - min(small["delays"]) < 0.1, (found, small)
 
 
 def test_a_large_request_takes_little_more_than_its_bytes_while_its_stream_lives(

@@ -1,7 +1,6 @@
-"""Two `serve` processes behind nginx, in the configuration that the README gives, are restarted one after the other."""
+"""Two `serve` processes behind nginx, configured as documented, are restarted one after the other."""
 
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.asking import body
-from tests.harness import nginx
+from tests.harness import nginx, pages
 from tests.harness.client import Stream, call, one_whole_answer
-from tests.harness.gateway import ROOT, TROUBLE, Database, Gateway, free_port
+from tests.harness.gateway import TROUBLE, Database, Gateway, free_port
 from tests.harness.nginx import Nginx
 from tests.harness.shapes import VLLM, ended, started
 from tests.harness.upstream import Gate, Pause, Reply, Upstream, json_reply
@@ -43,9 +42,8 @@ def pair(upstream: Upstream, migrated: Database, tmp_path: Path) -> Iterator[lis
         assert not TROUBLE.search(one.log), one.log
 
 
-def as_the_readme_says(port: int, first: int, second: int) -> str:
-    section = (ROOT / "README.md").read_text("utf-8").split("### A rolling restart\n", 1)[1]
-    servers = re.split(r"```(?:nginx)?\n", section)[1]
+def as_documented(port: int, first: int, second: int) -> str:
+    servers = pages.block("rolling-restart")
     ports = {"127.0.0.1:8001": first, "127.0.0.1:8002": second}
     for written, meant in ports.items():
         assert servers.count(written) == 1
@@ -126,7 +124,7 @@ def test_a_rolling_restart_behind_nginx_loses_no_request_and_no_stream(
     upstream.respond(answer)
     port = free_port()
     (tmp_path / "nginx").mkdir()
-    proxy = Nginx(tmp_path / "nginx", as_the_readme_says(port, pair[0].port, pair[1].port), port)
+    proxy = Nginx(tmp_path / "nginx", as_documented(port, pair[0].port, pair[1].port), port)
     load = Load(port)
     try:
         for one, gate in zip(pair, gates, strict=True):

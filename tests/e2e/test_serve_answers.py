@@ -4,8 +4,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import pytest
 
 from tests.harness.client import Stream, call
 from tests.harness.gateway import ROOT, TROUBLE, Database, Gateway, environment
+from tests.harness.nursery import Started, start_python
 from tests.harness.upstream import Cut, Reply, Reset, Send, Upstream, json_reply
 
 PATIENCE = 60.0
@@ -129,7 +128,7 @@ APPLICATION = """
 
 
 class Served:
-    def __init__(self, port: int, process: "subprocess.Popen[str]", log: Path) -> None:
+    def __init__(self, port: int, process: Started, log: Path) -> None:
         self.port, self.process, self._log = port, process, log
 
     @property
@@ -149,14 +148,12 @@ def failing(tmp_path: Path) -> Iterator[Served]:
     from tests.harness.gateway import free_port
 
     log, port = tmp_path / "log", free_port()
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(APPLICATION), str(port)],
+    with log.open("wb") as file:
+        process = start_python(
+            ["-c", textwrap.dedent(APPLICATION), str(port)],
             cwd=ROOT,
             env=environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, tmp_path / "none.sqlite3"),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
+            output=file,
         )
     served = Served(port, process, log)
     served.wait_for("serving on")

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from tests.e2e.asking import body
 from tests.harness import gateway as harness
 from tests.harness.client import Stream, one_failed_ending, one_whole_answer, request_id
 from tests.harness.gateway import ROOT, TROUBLE, Database, Gateway, environment, free_port
+from tests.harness.nursery import run_python
 from tests.harness.shapes import VLLM, VLLM_LEG2, ended, started
 from tests.harness.upstream import Cut, Gate, HoldOpen, Pause, Reply, Send, Upstream, json_reply
 
@@ -346,12 +345,10 @@ HURRIED = """
 
 def test_how_long_an_upload_may_take_after_the_signal(tmp_path: Path) -> None:
     """By the bytes that come of it each second."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HURRIED), "0", "1", "1000", "1024", "100000"],
+    done = run_python(
+        ["-c", textwrap.dedent(HURRIED), "0", "1", "1000", "1024", "100000"],
         cwd=ROOT,
         env=environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, tmp_path / "none.sqlite3"),
-        capture_output=True,
-        text=True,
         timeout=PATIENCE,
     )
     assert done.stdout.split() == ["10", "10", "10", "30", "30"], done.stderr

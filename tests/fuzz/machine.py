@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from continuation.splice.machine import Phase
 from continuation.vocabulary import Failure
-from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback
+from strategies.engines import Engine
+from strategies.types import GENERIC, CompiledStrategy, Fallback
 from tests.continuation.playbook import DONE, ID, ID2, Play, Told, chunk, event, tokens, told
 from tests.fuzz.reading import Said, blocks, said, words
 

@@ -33,7 +33,8 @@ from continuation.splice.pieces import Field, Piece
 from continuation.splice.rewrite import Rewriter
 from continuation.splice.seam import RestartDeparted, Seam
 from continuation.vocabulary import Failure
-from strategies.types import GENERIC, CompiledStrategy, Engine, Fallback, Partial
+from strategies.engines import Engine
+from strategies.types import GENERIC, CompiledStrategy, Fallback, Partial
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.fuzz.reading import LINE_END, blocks
 

@@ -11,7 +11,8 @@ from continuation.shapes.chat.chunks import parse
 from continuation.splice.leg import Leg
 from continuation.splice.machine import Phase, Send
 from continuation.vocabulary import Failure
-from strategies.types import CompiledStrategy, Engine
+from strategies.engines import Engine
+from strategies.types import CompiledStrategy
 from tests.continuation.playbook import DONE, ID, ID2, Play, chunk, content, event, reasoning, tokens
 
 EXACT = CompiledStrategy("e", "e", Engine.VLLM, token_exact=True)

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from django.test import Client
 
 from strategies.models import Strategy
 from tests.harness.gateway import ROOT, environment
+from tests.harness.nursery import run_python
+from tests.harness.pages import block
 
 PLAYGROUND = "/admin/continuation/continuationevent/playground/"
 STRICT = {
@@ -158,18 +159,16 @@ def test_behind_tls_the_admin_redirects_who_comes_without_and_nothing_else_does(
 
 
 def documented() -> dict[str, str]:
-    """The settings that the README names for an admin behind TLS."""
-    section = (ROOT / "README.md").read_text("utf-8").split("\n### The admin\n")[1]
-    block = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0]
-    found = re.findall(r"^([A-Z_]+)=(.*?)(?:\s+#.*)?$", block, re.MULTILINE)
+    """The settings that the documentation names for an admin behind TLS."""
+    found = re.findall(r"^([A-Z_]+)=(.*?)(?:\s+#.*)?$", block("admin-settings"), re.MULTILINE)
     return {**dict(found), "SECRET_KEY": "".join(chr(33 + n) for n in range(60))}
 
 
 def deployed(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
+    command = ["manage.py", "check", "--deploy", "--fail-level", "WARNING"]
     chosen = {"DOWNSTREAM_URL": "http://127.0.0.1:9", **settings}
     env = environment(chosen, tmp_path / "db.sqlite3")
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    return run_python(command, cwd=ROOT, env=env, timeout=120)
 
 
 @pytest.mark.parametrize("role", ["all", "admin", "proxy"])
@@ -196,6 +195,6 @@ def test_the_settings_are_those_of_django(tmp_path: Path) -> None:
     )
     chosen = documented() | {"DOWNSTREAM_URL": "http://127.0.0.1:9", "SECRET_KEY_FALLBACKS": "one, two"}
     env = environment(chosen, tmp_path / "db.sqlite3") | {"DJANGO_SETTINGS_MODULE": "gatewaysite.settings"}
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    told = run_python(["-c", code], cwd=ROOT, env=env, timeout=120)
     expected = "True True True 31536000 ('HTTP_X_FORWARDED_PROTO', 'https') ['one', 'two']"
     assert told.stdout.strip() == expected, told.stderr

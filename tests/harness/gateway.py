@@ -20,9 +20,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.harness.client import call
+from tests.harness.nursery import INTERPRETER, Started, run_python, start_python
 from tests.harness.postgres import PostgresDatabase, server_in_use
 from tests.harness.upstream import PATIENCE
 
@@ -142,8 +143,7 @@ def environment(settings: Mapping[str, str], database: Path | Database) -> dict[
         **kept,
         **dict.fromkeys(SETTINGS, ""),
         "SECRET_KEY": "tests-only",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "default::ResourceWarning",
+        **INTERPRETER,
         "DATABASE_URL": url,
         **settings,
     }
@@ -175,9 +175,9 @@ def migrated_database(path: Path) -> Path:
 
 def migrate(database: Database) -> None:
     """Apply every migration, in a process of its own."""
-    command = [sys.executable, "manage.py", "migrate", "--no-input", "-v", "0"]
+    command = ["manage.py", "migrate", "--no-input", "-v", "0"]
     env = environment({"DOWNSTREAM_URL": "http://127.0.0.1:9"}, database)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=START_PATIENCE)
+    done = run_python(command, cwd=ROOT, env=env, timeout=START_PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -220,13 +220,15 @@ class Gateway:
         server: str = SERVER,
         ulimit: str = "",
         shared: bool = False,
+        fresh: bool = False,
     ) -> None:
         """template: is copied, or used itself where it is shared; a path names a SQLite file. ulimit: options of the
-        shell's own `ulimit`, such as "-n 200", for this gateway alone."""
+        shell's own `ulimit`, such as "-n 200", for this gateway alone. fresh: by an interpreter of its own, not of the
+        nursery."""
         self.settings = dict(settings)
-        self._command = [sys.executable, *COMMANDS[server]]
-        if ulimit:
-            self._command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *self._command]
+        self._command = COMMANDS[server]
+        self._ulimit = ulimit
+        self._fresh = fresh or bool(ulimit)
         self._log_file = directory / "gateway.log"
         self._seen = 0
         self._database: Database
@@ -247,19 +249,20 @@ class Gateway:
     def _start(self, port: int) -> bool:
         self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [*self._command, str(self.port)]
         with self._log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment(self.settings, self._database),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self._process = self._process_for([*self._command, str(self.port)], log)
         self.pid = self._process.pid
         self._asked_to_end = False
         return self._wait_until_it_answers()
+
+    def _process_for(self, command: list[str], log: IO[bytes]) -> Started:
+        env = environment(self.settings, self._database)
+        if not self._fresh:
+            return start_python(command, cwd=ROOT, env=env, output=log)
+        command = [sys.executable, *command]
+        if self._ulimit:
+            command = ["sh", "-c", f'ulimit {self._ulimit} && exec "$@"', "sh", *command]
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _wait_until_it_answers(self) -> bool:
         until = time.monotonic() + START_PATIENCE

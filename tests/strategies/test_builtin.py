@@ -3,7 +3,6 @@
 import importlib
 import os
 import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from strategies.builders import final_message
 from strategies.builtin import builtin_rows
 from strategies.models import Strategy, StrategyRevision
 from strategies.types import Partial, StrategyBook
-from tests.harness.gateway import empty_database
+from tests.harness.gateway import ROOT, empty_database
+from tests.harness.nursery import INTERPRETER, run_python
 
 pytestmark = pytest.mark.django_db
 
@@ -159,11 +159,10 @@ def test_no_migration_is_missing():
 
 
 def test_the_migrations_go_back_and_forth_and_the_command_has_an_exit_status(tmp_path: Path):
-    env = {**os.environ, "DATABASE_URL": empty_database(tmp_path).url}
+    environment = {**os.environ, **INTERPRETER, "DATABASE_URL": empty_database(tmp_path).url}
 
     def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "manage.py", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        return run_python(["manage.py", *arguments], cwd=ROOT, env=environment, timeout=120)
 
     for target in (["0002"], ["0001"], ["0002"], ["zero"], ["0002"], []):
         done = manage("migrate", "strategies", *target, "-v0")

@@ -8,8 +8,9 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 
+from strategies.engines import Engine
 from strategies.models import LONGEST_LIST, LONGEST_TOKEN, Strategy, StrategyRevision
-from strategies.types import GENERIC, CompiledStrategy, Engine
+from strategies.types import GENERIC, CompiledStrategy
 
 pytestmark = pytest.mark.django_db
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from strategies.types import GENERIC, LONGEST_NAME, MEMO_SIZE, CompiledStrategy, Engine, StrategyBook, fit
+from strategies.engines import Engine
+from strategies.types import GENERIC, LONGEST_NAME, MEMO_SIZE, CompiledStrategy, StrategyBook, fit
 
 
 def row(name: str, model: str, engine: str = "any", served: tuple[str, ...] = (), token_route: bool = False):

@@ -12,6 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from strategies import verification
+from strategies.columns import COLUMNS
 from strategies.models import Strategy, VerificationResult, VerificationRun
 from strategies.types import CompiledStrategy
 from strategies.verification import changes_between, settings_of
@@ -68,9 +69,18 @@ def finished(row: Strategy, exact: int, tried: int = 4, **fields: Any) -> Verifi
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def test_every_setting_of_a_strategy_is_verified_or_chooses_what_it_is_for() -> None:
-    chooses = {"name", "model", "engine", "served_names", "pk"}
-    assert set(verification.FIELDS) | chooses == {field.name for field in fields(CompiledStrategy)}
+def test_every_attribute_of_a_strategy_is_a_column_that_is_verified_or_selects_the_row() -> None:
+    selects = {column.attribute for column in COLUMNS if not column.verified}
+    assert selects == {"name", "model", "engine", "served_names"}
+    assert {column.attribute for column in COLUMNS} | {"pk"} == {
+        field.name for field in fields(CompiledStrategy)
+    }
+
+
+def test_every_column_of_a_strategy_is_a_field_of_its_row() -> None:
+    others = {"id", "enabled", "notes", "updated_at", "verifications"}
+    rows = {field.name for field in Strategy._meta.get_fields() if not field.auto_created or field.concrete}
+    assert {column.field for column in COLUMNS} == rows - others
 
 
 def test_settings_are_those_of_the_row_as_json_holds_them(row: Strategy) -> None:

@@ -19,7 +19,8 @@ from continuation.verification.bench import Report
 from continuation.verification.cuts import Place
 from continuation.verification.order import DEFAULT_PROMPTS, Order, Progress, Trouble, prompts_in
 from continuation.verification.ranking import Measured, percent
-from continuation.verification.variants import LABELS, shown
+from continuation.verification.variants import shown
+from strategies.columns import label_of
 from strategies.models import Strategy, VerificationRun
 
 SHORT = {
@@ -152,7 +153,7 @@ class Command(BaseCommand):
             runs.apply(strategy, changes)
         except ValidationError as trouble:
             raise CommandError(f"not applied: {' '.join(trouble.messages)}") from trouble
-        told = ", ".join(f"{LABELS[name]} {shown(value)}" for name, value in changes.items())
+        told = ", ".join(f"{label_of(name)} {shown(value)}" for name, value in changes.items())
         self.stdout.write(f"Applied to {strategy.name}: {told}.")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from continuation.shapes.chat.chunks import JSON, count, reasoning_tokens
-from continuation.splice.wording import opening_of
+from continuation.splice.wording import beginning_of, opening_of
 
 # Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.
 _CJK = re.compile(
@@ -18,6 +20,33 @@ _CJK = re.compile(
 )
 # Characters that are looked at without a break for other threads.
 _SLICE = 2**16
+_QUOTED = re.compile('"([0-9a-f]{32,})"')
+
+
+@dataclass(frozen=True, slots=True)
+class LongText:
+    """What a conversation needs of a text that is not in its request, but has a stand-in there (see steps.py).
+
+    written     its characters as JSON, without the quotes; wide: those that are CJK
+    beginning   what its opening depends on
+    """
+
+    characters: int = 0
+    wide: int = 0
+    written: int = 0
+    beginning: str = ""
+
+    def with_more(self, text: str, written: int) -> LongText:
+        return LongText(
+            self.characters + len(text),
+            self.wide + _wide(text),
+            self.written + written,
+            beginning_of(self.beginning + text),
+        )
+
+
+LongTexts = Mapping[str, LongText]  # by their stand-ins
+NO_LONG_TEXTS: LongTexts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +57,35 @@ class Estimator:
     other: float = 4.0
 
     def tokens(self, text: str) -> int:
-        wide = _wide(text)
-        return math.ceil(round(wide / self.cjk + (len(text) - wide) / self.other, 9))
+        return self._tokens(len(text), _wide(text))
 
-    def prompt_tokens(self, body: JSON) -> int:
+    def _tokens(self, characters: int, wide: int) -> int:
+        return math.ceil(round(wide / self.cjk + (characters - wide) / self.other, 9))
+
+    def prompt_tokens(self, body: JSON, long: LongTexts = NO_LONG_TEXTS) -> int:
         """Messages, their tool calls, and the tool schemas of a chat request."""
         messages = body.get("messages")
         total = (
-            sum(self._message(m) for m in messages if isinstance(m, dict))
+            sum(self._message(m, long) for m in messages if isinstance(m, dict))
             if isinstance(messages, list)
             else 0
         )
         tools = body.get("tools")
-        return total + (sum(self.tokens(_json(tool)) for tool in tools) if isinstance(tools, list) else 0)
+        return total + (sum(self._written(tool, long) for tool in tools) if isinstance(tools, list) else 0)
 
-    def _message(self, message: JSON) -> int:
-        texts = [*texts_of(message), *(_json(function) for function in _functions(message))]
-        return sum(self.tokens(text) for text in texts)
+    def _message(self, message: JSON, long: LongTexts) -> int:
+        said = sum(self._text(text, long) for text in texts_of(message))
+        return said + sum(self._written(function, long) for function in _functions(message))
+
+    def _text(self, text: str, long: LongTexts) -> int:
+        found = long.get(text)
+        return self._tokens(found.characters, found.wide) if found else self.tokens(text)
+
+    def _written(self, value: Any, long: LongTexts) -> int:
+        text = _json(value)
+        names = [name for name in _QUOTED.findall(text) if name in long] if long else []
+        more = sum(long[name].written - len(name) for name in names)
+        return self._tokens(len(text) + more, _wide(text) + sum(long[name].wide for name in names))
 
 
 def _wide(text: str) -> int:
@@ -86,12 +127,13 @@ class Conversation:
     openings: str
 
     @classmethod
-    def of(cls, request: JSON, estimator: Estimator) -> Conversation:
+    def of(cls, request: JSON, estimator: Estimator, long: LongTexts = NO_LONG_TEXTS) -> Conversation:
         messages = request.get("messages")
         found = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-        openings = (opening_of(text) for m in found for text in (*texts_of(m), *arguments_of(m)))
+        texts = (text for m in found for text in (*texts_of(m), *arguments_of(m)))
+        openings = (opening_of(long[text].beginning if text in long else text) for text in texts)
         lines = dict.fromkeys(opening for opening in openings if opening and "\n" not in opening)
-        return cls(estimator.prompt_tokens(request), "\n".join(lines))
+        return cls(estimator.prompt_tokens(request, long), "\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
