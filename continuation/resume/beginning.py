@@ -60,8 +60,8 @@ class Beginning:
         beginning = cls(request, origin, UNAVAILABLE if wanted else {})
         if wanted:
             store = chosen.current()
-            kept = packed(origin, planned.body) if store.keeps_requests else b""
-            opening = store.begin(token.new_stream_id(), kept, BEGIN_SECONDS)
+            packed_request = packed(origin, planned.body) if store.keeps_requests else b""
+            opening = store.begin(token.new_stream_id(), packed_request, BEGIN_SECONDS)
             beginning.task = asyncio.create_task(opening, name=f"log of {origin.request_id}")
         return beginning
 

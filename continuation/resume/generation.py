@@ -32,7 +32,7 @@ STUCK_SECONDS = 2.0
 _running: dict[str, Generation] = {}
 # Of these, the ones that nobody in this process reads.
 _detached: set[str] = set()
-# Told after each end.
+# Called after each end.
 on_end: list[Callable[[], None]] = []
 _stopping = False
 
@@ -107,8 +107,8 @@ class Generation:
             del _running[self.writer.stream_id]
             _detached.discard(self.writer.stream_id)
         _note()
-        for told in on_end:
-            told()
+        for hook in on_end:
+            hook()
 
     @property
     def _state(self) -> State:

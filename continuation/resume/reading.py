@@ -18,7 +18,7 @@ from continuation.shapes.chat.chunks import event_of
 
 logger = logging.getLogger(__name__)
 
-_Told = TypeVar("_Told")
+_Answer = TypeVar("_Answer")
 
 # So often a reader that hears nothing looks whether somebody still writes.
 LOOK_SECONDS = 1.0
@@ -99,10 +99,10 @@ class Reading:
             await self._reader.aclose()
         await break_off(self._asked.scope)
 
-    async def _tried(self, step: Callable[[], Awaitable[_Told]]) -> _Told | None:
+    async def _tried(self, step: Callable[[], Awaitable[_Answer]]) -> _Answer | None:
         """What it tells; None while the store is away. Raises StoreAway when it has been for too long."""
         try:
-            told = await step()
+            answer = await step()
         except StoreAway:
             now = time.monotonic()
             self._away_since = self._away_since or now
@@ -111,7 +111,7 @@ class Reading:
             await asyncio.sleep(RETRY_SECONDS)
             return None
         self._away_since = 0.0
-        return told
+        return answer
 
     def _told(self, piece: Piece) -> bytes:
         if piece.entries:

@@ -38,7 +38,7 @@ _under_way: dict[str, asyncio.Task[bool]] = {}
 
 def packed(origin: Origin, body: bytes) -> bytes:
     """A request as it is kept for a takeover."""
-    told = {
+    head = {
         "v": 1,  # of this form
         "id": origin.request_id,
         "target": origin.target.decode("latin-1"),
@@ -48,14 +48,13 @@ def packed(origin: Origin, body: bytes) -> bytes:
             if not is_personal(name)
         ],
     }
-    return orjson.dumps(told) + b"\n" + body
+    return orjson.dumps(head) + b"\n" + body
 
 
 def unpacked(packed_request: bytes, headers: RawHeaders) -> tuple[Origin, bytes]:
     """headers: of the request that comes back. Raises ValueError for what this version cannot read."""
     head, _, body = packed_request.partition(b"\n")
-    told = orjson.loads(head)
-    match told:
+    match orjson.loads(head):
         case {"v": 1, "id": str(request_id), "target": str(target), "headers": [*pairs]}:
             own = [_header(pair) for pair in pairs]
         case _:
@@ -63,8 +62,8 @@ def unpacked(packed_request: bytes, headers: RawHeaders) -> tuple[Origin, bytes]
     personal = [(name, value) for name, value in headers if is_personal(name) and name.lower() not in OWN]
     # A process with other settings may have kept what is personal here.
     again = {name.lower() for name, _value in personal}
-    kept = [(name, value) for name, value in own if name.lower() not in again]
-    return Origin(request_id, target.encode("latin-1"), kept + personal), body
+    shared = [(name, value) for name, value in own if name.lower() not in again]
+    return Origin(request_id, target.encode("latin-1"), shared + personal), body
 
 
 def is_personal(name: bytes) -> bool:

@@ -233,7 +233,7 @@ class RemoteReader:
         ((at, state), found), *_ = await self._following.lines.ask(*commands)
         self._looked_at = time.monotonic()
         if at is None:
-            self._is_missing()
+            self._note_missing()
             return
         self._missing_since = 0.0
         self._take(found)
@@ -241,7 +241,7 @@ class RemoteReader:
             self._lost = cursor_of(at) > self._fetched
             self._ended = not self._lost and state != State.RUNNING.value.encode()
 
-    def _is_missing(self) -> None:
+    def _note_missing(self) -> None:
         """It has expired, or Redis has lost it and it is written again soon."""
         self._missing_since = self._missing_since or time.monotonic()
         self._lost = time.monotonic() - self._missing_since >= MISSING_SECONDS

@@ -66,10 +66,10 @@ def call(script: Script, keys: Sequence[str], *values: Value) -> Command:
 # KEYS meta log request, ARGV owner epoch ttl first leg2_from started_at. A log of a lower epoch is replaced; one of the
 # same is left alone.
 CREATE = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
-if kept[1] then
-  local epoch, mine = tonumber(kept[1]), tonumber(ARGV[2])
-  if epoch > mine or (epoch == mine and kept[2] ~= ARGV[1]) then return 'lost' end
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
+if meta[1] then
+  local epoch, mine = tonumber(meta[1]), tonumber(ARGV[2])
+  if epoch > mine or (epoch == mine and meta[2] ~= ARGV[1]) then return 'lost' end
   if epoch == mine then return 'ok' end
 end
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
@@ -83,15 +83,15 @@ return 'ok'
 # field and value of each entry. Empty: ttl, oldest, or state and what follows it are as they were.
 # Answers: ok, stop (ok, and somebody wants it stopped), lost, missing, or where the log stands if that is not `from`.
 APPEND = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'at', 'state', 'stop')
-if not kept[1] or tonumber(kept[1]) < tonumber(ARGV[2]) then return 'missing' end
-if kept[1] ~= ARGV[2] or kept[2] ~= ARGV[1] then return 'lost' end
-if kept[3] ~= '0-0' and redis.call('EXISTS', KEYS[2]) == 0 then
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'at', 'state', 'stop')
+if not meta[1] or tonumber(meta[1]) < tonumber(ARGV[2]) then return 'missing' end
+if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] then return 'lost' end
+if meta[3] ~= '0-0' and redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('DEL', KEYS[1], KEYS[3])
   return 'missing'
 end
-if kept[3] ~= ARGV[3] then return kept[3] end
-if kept[4] ~= 'running' then return 'ok' end
+if meta[3] ~= ARGV[3] then return meta[3] end
+if meta[4] ~= 'running' then return 'ok' end
 for i = 13, #ARGV, 3 do redis.call('XADD', KEYS[2], ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 if ARGV[7] ~= '' then redis.call('XTRIM', KEYS[2], 'MINID', ARGV[7]) end
 redis.call('HSET', KEYS[1], 'at', ARGV[4], 'first', ARGV[6])
@@ -103,15 +103,15 @@ if ARGV[8] ~= '' then
   end
 end
 if ARGV[5] ~= '' then for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[5]) end end
-return kept[5] and 'stop' or 'ok'
+return meta[5] and 'stop' or 'ok'
 """)
 
 # KEYS meta request, ARGV owner epoch index count piece. Answers: ok, lost, missing, or how many pieces there are.
 REQUEST = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'state')
-if not kept[1] then return 'missing' end
-if kept[1] ~= ARGV[2] or kept[2] ~= ARGV[1] then return 'lost' end
-if kept[3] ~= 'running' then return ARGV[4] end
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'state')
+if not meta[1] then return 'missing' end
+if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] then return 'lost' end
+if meta[3] ~= 'running' then return ARGV[4] end
 local length = redis.call('LLEN', KEYS[2])
 if length ~= tonumber(ARGV[3]) then return tostring(length) end
 redis.call('RPUSH', KEYS[2], ARGV[5])
@@ -122,35 +122,35 @@ return 'ok'
 
 # KEYS meta log request reader, ARGV owner epoch.
 DROP = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
-if kept[1] == ARGV[2] and kept[2] == ARGV[1] then redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4]) end
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
+if meta[1] == ARGV[2] and meta[2] == ARGV[1] then redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4]) end
 return 'ok'
 """)
 
 # KEYS meta, ARGV owner epoch new_owner. Answers the new epoch, or nothing if another one was faster.
 CLAIM = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'state')
-if kept[3] ~= 'running' then return false end
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'state')
+if meta[3] ~= 'running' then return false end
 local epoch = tonumber(ARGV[2]) + 1
-if kept[2] == ARGV[3] and tonumber(kept[1]) == epoch then return epoch end
-if kept[1] ~= ARGV[2] or kept[2] ~= ARGV[1] then return false end
+if meta[2] == ARGV[3] and tonumber(meta[1]) == epoch then return epoch end
+if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] then return false end
 redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'epoch', epoch)
 return epoch
 """)
 
 # KEYS meta, ARGV owner epoch: what was claimed is nobody's again.
 RELEASE = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
-if kept[1] == ARGV[2] and kept[2] == ARGV[1] then redis.call('HSET', KEYS[1], 'owner', '') end
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
+if meta[1] == ARGV[2] and meta[2] == ARGV[1] then redis.call('HSET', KEYS[1], 'owner', '') end
 return 'ok'
 """)
 
 # KEYS meta. Answers the owner if the stream runs.
 STOP = Script("""
-local kept = redis.call('HMGET', KEYS[1], 'state', 'owner')
-if kept[1] ~= 'running' then return false end
+local meta = redis.call('HMGET', KEYS[1], 'state', 'owner')
+if meta[1] ~= 'running' then return false end
 redis.call('HSET', KEYS[1], 'stop', '1')
-return kept[2]
+return meta[2]
 """)
 
 # KEYS meta log, ARGV start count: both as of one moment.
