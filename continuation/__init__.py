@@ -16,8 +16,10 @@ The map
 
     views           the edge: a chat request is parsed, planned and answered; all else is passed through
     wiring          settings become the parts that a relay needs
+    lifecycle       what a process has once, from its start to its end
     plan            a request is guarded with a strategy, or passed through for a reason; pure
     relay           the one loop that awaits
+    patience        a deadline that forgives an event loop which was held up itself
     vocabulary      failures, cases, decisions, routes, outcomes, reasons; pure
     http            a request as it came in; headers, answers and their endings
     downstream      the client of the router: connections, transport, troubles
@@ -80,7 +82,8 @@ Of coming back:
     cursor          the place after an entry, from which a reader reads on
     store           where logs are: in memory, or in Redis too
     hot log         a log in the memory of the process that runs its stream
-    mirror          what writes hot logs into Redis, behind the streams and never in their way
+    ledger          what of the hot logs is written into Redis next, and what its answers mean
+    pump            what sends that, behind the streams and never in their way
     owner, epoch    which process a stream in Redis is of, and in which of its ownerships, counted up by each new one.
                     Whoever writes with an older epoch has lost the stream
     lease           how long a process owns a stream in Redis without renewing that

@@ -1,15 +1,13 @@
 """Is the process alive (`/health`), can it do its work (`/ready`), and what has it done (`/metrics`)?"""
 
 import asyncio
-import concurrent.futures
 import logging
 import secrets
-import threading
 
 from django.conf import settings
-from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
+from continuation import lifecycle
 from continuation.http.incoming import request_id
 from continuation.http.response import json_error
 from continuation.metrics import processes
@@ -19,12 +17,6 @@ logger = logging.getLogger(__name__)
 
 DATABASE_SECONDS = 2.0
 METHODS = "GET, HEAD"
-_stopping = threading.Event()
-
-
-def begin_stopping() -> None:
-    """From now on the process is not ready: it serves what is open, and no more."""
-    _stopping.set()
 
 
 async def health(request: HttpRequest) -> HttpResponse:
@@ -41,7 +33,7 @@ async def ready(request: HttpRequest) -> HttpResponse:
     checks = {"strategies": "ok" if cache.is_loaded() else "not loaded"}
     if settings.GATEWAY_ROLE != "proxy":
         checks["database"] = await _database()
-    if _stopping.is_set():
+    if lifecycle.current().is_stopping:
         checks["server"] = "stopping"
     well = all(state == "ok" for state in checks.values())
     return _answer({"status": "ok" if well else "unavailable", "checks": checks}, 200 if well else 503)
@@ -55,9 +47,14 @@ async def told_metrics(request: HttpRequest) -> HttpResponse:
         message = "The metrics are for those who send the METRICS_TOKEN as a bearer token."
         headers = {"WWW-Authenticate": 'Bearer realm="metrics"', "X-Request-Id": request_id(request)}
         return _with_length(json_error(401, message, "invalid_request_error", "unauthorized", headers))
-    body, content_type = await asyncio.to_thread(processes.told, request.headers.get("Accept", ""))
+    body, content_type = await asyncio.to_thread(_figures, request.headers.get("Accept", ""))
     no_store = {"Cache-Control": "no-store"}
     return _with_length(HttpResponse(body, content_type=content_type, headers=no_store))
+
+
+def _figures(accept: str) -> tuple[bytes, str]:
+    lifecycle.current().watch.note()
+    return processes.told(accept)
 
 
 def _may_read_metrics(authorization: str) -> bool:
@@ -69,7 +66,7 @@ def _may_read_metrics(authorization: str) -> bool:
 
 
 async def _database() -> str:
-    question = asyncio.wrap_future(_asked.future())
+    question = asyncio.wrap_future(lifecycle.current().database.future())
     try:
         # Shielded, because others may be waiting for the same answer.
         await asyncio.wait_for(asyncio.shield(question), DATABASE_SECONDS)
@@ -79,47 +76,6 @@ async def _database() -> str:
         logger.warning("the database does not answer: %s", trouble)
         return "not available"
     return "ok"
-
-
-class Question:
-    """`SELECT 1`, asked once for all who ask at the same time, in a thread of its own.
-
-    So a database that hangs costs one thread, which keeps no process from ending.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pending: concurrent.futures.Future[None] | None = None
-
-    def future(self) -> concurrent.futures.Future[None]:
-        with self._lock:
-            if self._pending is None or self._pending.done():
-                self._pending = concurrent.futures.Future()
-                threading.Thread(
-                    target=_ask, args=[self._pending], name="ready-database", daemon=True
-                ).start()
-            return self._pending
-
-
-def _ask(future: concurrent.futures.Future[None]) -> None:
-    try:
-        _select_one()
-    except Exception as trouble:
-        future.set_exception(trouble)
-    else:
-        future.set_result(None)
-
-
-def _select_one() -> None:
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-            cursor.fetchone()
-    finally:
-        connection.close()
-
-
-_asked = Question()
 
 
 def _answer(body: dict[str, object], status: int = 200) -> HttpResponse:

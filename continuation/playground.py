@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonR
 from django.shortcuts import render
 from django.urls import URLPattern, path
 
-from continuation.resume import generation
+from continuation import lifecycle
 from continuation.resume import token as tokens
 
 BROKEN = "The connection to the engine has been broken off."
@@ -68,4 +68,4 @@ def _is_own_stream(request: HttpRequest) -> bool:
 
 async def _break(stream_id: str) -> bool:
     """In the event loop, where the generation runs, and not in the thread of this view."""
-    return generation.break_leg(stream_id)
+    return lifecycle.current().generations.break_leg(stream_id)

@@ -8,11 +8,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
-from continuation.audit import writer
 from continuation.downstream.client import Readable, Upstream
 from continuation.downstream.troubles import describe
 from continuation.metrics import noting
@@ -41,12 +40,19 @@ UNFAILED: dict[str, str] = {
 }
 
 
+class Audit(Protocol):
+    """Where the record of a stream goes. It returns at once and never raises."""
+
+    def record(self, stream_record: StreamRecord) -> None: ...
+
+
 class Relay:
     """Runs one guarded stream to its end.
 
     keepalive: seconds between comments to the client while nothing else is sent, 0 for none.
     silence: seconds without a byte of leg 2 after which that is logged, once.
-    keeps_record: whether the stream counts as traffic: in the audit, the log and each figure of the metrics.
+    audit: where its record goes; None for a stream that does not count as traffic: it is neither in the audit nor in
+    the log nor in any figure of the metrics.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class Relay:
         *,
         keepalive: float,
         silence: float,
-        keeps_record: bool = True,
+        audit: Audit | None,
     ) -> None:
         self.splice = splice
         self._body: Readable | None = upstream.body if upstream else None
@@ -72,7 +78,7 @@ class Relay:
         self._has_begun = False
         self._next_steps: deque[Step] = deque()
         self.on_continuation: Callable[[], None] = _nothing  # is told when leg 2 is asked for
-        self.keeps_record = keeps_record
+        self.audit = audit
 
     def shut_down(self) -> None:
         """End the answer now, as well as it can be ended. At any time, from the loop that it runs on."""
@@ -118,8 +124,8 @@ class Relay:
         finally:
             splice.client_gone(time.monotonic())
             await self._release()
-            if self.keeps_record:
-                keep(splice.record())
+            if self.audit is not None:
+                keep(splice.record(), self.audit)
 
     async def _next_actions(self) -> list[Action]:
         """What to do after what happens next: a read, leg 2's headers, the idle deadline, a keep-alive, the end."""
@@ -158,13 +164,13 @@ class Relay:
     def _note_first(self, now: float) -> None:
         if not self._has_begun:
             self._has_begun = True
-            if self.keeps_record:
+            if self.audit is not None:
                 noting.first_event(now - self.splice.started_at)
 
     def _heard(self, read: bytes) -> list[Action]:
         now = self._heard_at = time.monotonic()
         if self._asked_at and read:
-            if self.keeps_record:
+            if self.audit is not None:
                 noting.leg2_first_byte(now - self._asked_at)
             self._asked_at = 0.0
         if not read:
@@ -264,7 +270,7 @@ def _nothing() -> None:
     pass
 
 
-def keep(record: StreamRecord | None) -> None:
+def keep(record: StreamRecord | None, audit: Audit) -> None:
     """Into the metrics; and into the log and the audit, unless the stream needed nothing."""
     noting.stream_ended(record)
     if record is None:
@@ -278,7 +284,7 @@ def keep(record: StreamRecord | None) -> None:
         record.route,
         " ".join(filter(None, (record.outcome, record.reason))),
     )
-    writer.record(record)
+    audit.record(record)
 
 
 async def _let_end(body: Readable) -> None:

@@ -14,8 +14,9 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from continuation.downstream.client import Upload, Upstream, open_upstream
-from continuation.downstream.shortage import RETRY_SECONDS, refusals
+from continuation import lifecycle
+from continuation.downstream.client import Upload, Upstream
+from continuation.downstream.shortage import RETRY_SECONDS
 from continuation.downstream.troubles import describe, status_for
 from continuation.http.ending import break_off, ends_itself
 from continuation.http.headers import RawHeaders, end_to_end, with_headers
@@ -135,7 +136,7 @@ async def _guard(request: HttpRequest, planned: Guarded) -> HttpResponseBase:
     except asyncio.CancelledError:
         beginning.give_up()
         splice.client_gone(time.monotonic())
-        keep(splice.record())
+        keep(splice.record(), lifecycle.current().audit)
         raise
 
 
@@ -166,14 +167,16 @@ async def _guarded(
         raise
     if started is not None:
         return RelayResponse(started.pieces, upstream.status, with_headers(stream_headers, started.headers))
-    relay = relay_for(splice, beginning.origin, upstream, settings.KEEPALIVE_SECONDS)
-    ends_itself(relay.shut_down)
+    parts = lifecycle.current().parts
+    relay = relay_for(parts, splice, beginning.origin, upstream, settings.KEEPALIVE_SECONDS)
+    ends_itself(scope_of(request), relay.shut_down)
     return RelayResponse(relay.pieces(), upstream.status, with_headers(stream_headers, beginning.refusal))
 
 
 async def _open_leg1(planned: Guarded, origin: Origin) -> Upstream:
     body = await worked_out(len(planned.body) if planned.carries_ids else 0, lambda: planned.leg1_body)
-    return await open_upstream(settings.DOWNSTREAM_URL, "POST", origin.target, origin.leg1_headers, body)
+    send = lifecycle.current().downstream.send
+    return await send(settings.DOWNSTREAM_URL, "POST", origin.target, origin.leg1_headers, body)
 
 
 async def _pass_through(
@@ -184,7 +187,7 @@ async def _pass_through(
     size = body_size(request)
     content = body if body is not None or not size else Upload(size, _body_pieces(request))
     try:
-        upstream = await open_upstream(
+        upstream = await lifecycle.current().downstream.send(
             settings.DOWNSTREAM_URL, request.method or "GET", target_of(request), headers, content
         )
     except httpx.HTTPError as trouble:
@@ -221,7 +224,9 @@ def _undelivered(request: HttpRequest, trouble: httpx.HTTPError, note: str) -> H
     headers = {"X-Request-Id": request_id(request)} | ({"X-Continuation": note} if note else {})
     if status == 503:
         headers["Retry-After"] = str(RETRY_SECONDS)
-        refusals.say(f"{code}: a request could not be sent downstream: {describe(trouble)}")
+        lifecycle.current().shortage.say(
+            f"{code}: a request could not be sent downstream: {describe(trouble)}"
+        )
     else:
         level = logging.ERROR if status == HTTPStatus.INTERNAL_SERVER_ERROR else logging.WARNING
         logger.log(level, "request %s: %s: %s", request_id(request), code, describe(trouble))

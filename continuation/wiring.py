@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 
-from continuation.downstream.client import Upstream, open_upstream
+from continuation.downstream.client import Downstream, Upstream
 from continuation.http.headers import RawHeaders, with_headers
 from continuation.http.threads import worked_out
 from continuation.plan import Choice, Guarded
-from continuation.relay import Relay
+from continuation.relay import Audit, Relay
 from continuation.shapes.chat.usage import Estimator
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Splice
-from continuation.token_route.route import DERENDER, open_tokens
+from continuation.token_route.route import DERENDER, Endpoints, open_tokens
 
 MB = 2**20
 
@@ -72,19 +72,31 @@ def splice_for(planned: Guarded, request_id: str) -> Splice:
     return Splice(planned, options(), request_id, datetime.now(UTC), time.monotonic())
 
 
-def relay_for(splice: Splice, origin: Origin, upstream: Upstream | None, keepalive: float) -> Relay:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the process has for each of its relays."""
+
+    downstream: Downstream
+    endpoints: Endpoints
+    audit: Audit
+
+
+def relay_for(
+    parts: Parts, splice: Splice, origin: Origin, upstream: Upstream | None, keepalive: float
+) -> Relay:
     """upstream: leg 1's answer; None where there is only leg 2 to come. keepalive: see Relay."""
 
     async def post(path: str, body: bytes) -> Upstream:
         url = settings.CONTINUATION_URL
         apart = path != DERENDER  # which is asked over and over, while the generation runs
-        return await open_upstream(url, "POST", path.encode(), origin.leg2_headers, body, apart)
+        return await parts.downstream.send(url, "POST", path.encode(), origin.leg2_headers, body, apart)
 
     async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
         if isinstance(action, OpenTokens):
-            return await open_tokens(action, settings.CONTINUATION_URL, post, settings.DERENDER_BATCH_CHUNKS)
+            batch_chunks = settings.DERENDER_BATCH_CHUNKS
+            return await open_tokens(action, parts.endpoints, settings.CONTINUATION_URL, post, batch_chunks)
         body = await worked_out(action.size, lambda: action.body)
         return await post(origin.target.decode("latin-1"), body)
 
     silence = settings.STALL_IDLE_TIMEOUT_SECONDS
-    return Relay(splice, upstream, open_continuation, keepalive=keepalive, silence=silence)
+    return Relay(splice, upstream, open_continuation, keepalive=keepalive, silence=silence, audit=parts.audit)

@@ -12,6 +12,7 @@ from django.conf import settings as site
 from django.db import connections
 from hypothesis import settings
 
+from continuation.lifecycle import Process, standing_in
 from strategies.models import Strategy, StrategyRevision
 from tests.harness.gateway import TROUBLE, Gateway
 from tests.harness.postgres import run_sql, server_in_use
@@ -90,6 +91,14 @@ def unanswering_url() -> Iterator[str]:
     mute = Unanswering()
     yield mute.url
     mute.stop()
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    """What the code under test finds as its process: one for the test alone."""
+    with standing_in(Process()) as own:
+        yield own
+    own.audit.stop()
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """The audit's way from a stream to the database: a bounded queue, and one thread that writes it in batches.
 
-A stream calls `record` and goes on. A full queue or a dead database costs rows, which are counted,
+A stream calls `Writer.record` and goes on. A full queue or a dead database costs rows, which are counted,
 never a stream.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -50,35 +48,6 @@ class Counts:
     queued: int
 
 
-def record(stream_record: StreamRecord) -> None:
-    """Note a stream. Returns at once and never raises; a row that finds no room is counted as lost."""
-    _writer.record(stream_record)
-
-
-def start() -> None:
-    """Start the writer now, which also prunes; else it starts with the first row."""
-    _writer.start()
-
-
-def flush(timeout: float) -> bool:
-    """Wait up to `timeout` seconds until all that was recorded so far is written. Blocks its thread.
-
-    False when the time ran out, or when a row had to be given up meanwhile.
-    """
-    return _writer.flush(timeout)
-
-
-def counts() -> Counts:
-    return _writer.counts()
-
-
-def start_afresh() -> None:
-    """Drop what still waits and count from zero (for tests)."""
-    global _writer
-    _writer.stop()
-    _writer = Writer()
-
-
 class Writer:
     """The queue and its thread, which starts with the first record.
 
@@ -110,6 +79,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def record(self, stream_record: StreamRecord) -> None:
+        """Note a stream. Returns at once and never raises; a row that finds no room is counted as lost."""
         try:
             starts_burst = self._put(
                 stream_record if settings.AUDIT_STORE_TEXT else without_text(stream_record)
@@ -124,6 +94,10 @@ class Writer:
             logger.warning("the audit queue is full: rows are being lost")
 
     def flush(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until all that was recorded so far is written. Blocks its thread.
+
+        False when the time ran out, or when a row had to be given up meanwhile.
+        """
         with self._changed:
             given_up = self._given_up
             target = self._settled() + self._in_hand + len(self._queue)
@@ -141,6 +115,10 @@ class Writer:
                 lost=self._refused + self._given_up,
                 queued=self._in_hand + len(self._queue),
             )
+
+    def flush_at_exit(self) -> None:
+        if self.counts().queued and not self.flush(FLUSH_AT_EXIT_SECONDS):
+            logger.warning("the process ends with %d audit rows unwritten", self.counts().queued)
 
     def stop(self) -> None:
         """End the thread after the statement it is at; what is not written by then is dropped."""
@@ -170,6 +148,7 @@ class Writer:
             return False
 
     def start(self) -> None:
+        """Start the thread now, which also prunes; else it starts with the first row."""
         with self._changed:
             self._start_thread()
 
@@ -342,21 +321,3 @@ def _close_connection() -> None:
 def _brief(trouble: Exception) -> str:
     """Kind and first line: the others may quote the row."""
     return f"{type(trouble).__name__}: {first_line(str(trouble))[:200]}"
-
-
-_writer = Writer()
-
-
-def _after_fork() -> None:
-    # The parent writes what is queued. Its lock may be held, so it is not asked.
-    global _writer
-    _writer = Writer()
-
-
-@atexit.register
-def _flush_at_exit() -> None:
-    if counts().queued and not flush(FLUSH_AT_EXIT_SECONDS):
-        logger.warning("the process ends with %d audit rows unwritten", counts().queued)
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 from django.conf import settings
 
-from continuation.downstream import reactor
 from continuation.downstream.transport import AiohttpTransport
 from continuation.http.headers import RawHeaders
 from continuation.shapes.chat.usage import Delivered
-
-_closed: asyncio.AbstractEventLoop | None = None
-_first: list[Callable[[], Coroutine[Any, Any, None]]] = []
-_shared: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
-
-
-def shared() -> httpx.AsyncClient:
-    """The client of the running event loop; opened at its first use, for no server tells when it starts."""
-    global _shared
-    loop = asyncio.get_running_loop()
-    if _closed is loop:
-        raise httpx.ConnectError("the gateway is shutting down")
-    if _shared is None or _shared[0] is not loop:
-        transport = AiohttpTransport(
-            limit=settings.DOWNSTREAM_CONNECTION_LIMIT,
-            connect_timeout=settings.CONNECT_TIMEOUT_SECONDS,
-            keepalive=settings.DOWNSTREAM_KEEPALIVE_SECONDS,
-        )
-        _shared = loop, httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        reactor.before_it_stops(close_shared)
-    return _shared[1]
-
-
-async def open_shared() -> None:
-    """Before the first request, where a server tells when it starts: certificates are read then."""
-    await shared().__aenter__()
-
-
-def before_closing(first: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Is awaited when the process ends, while downstream can still be reached; named twice it is awaited once."""
-    if first not in _first:
-        _first.append(first)
-
-
-async def close_shared() -> None:
-    global _shared, _closed
-    for first in _first:
-        await first()
-    _closed = asyncio.get_running_loop()
-    if _shared is not None and _shared[0] is asyncio.get_running_loop():
-        client, _shared = _shared[1], None
-        await client.aclose()
 
 
 class Readable(Protocol):
@@ -99,30 +56,62 @@ class Upload:
     pieces: AsyncIterator[bytes]
 
 
-async def open_upstream(
-    base: str,
-    method: str,
-    target: bytes,
-    headers: RawHeaders,
-    body: bytes | Upload | None,
-    apart: bool = False,
-) -> Upstream:
-    """Send a request and wait for the headers of its answer. Raises httpx.HTTPError: httpx.LocalProtocolError where
-    the request cannot be written down, httpx.RemoteProtocolError where a kept connection closed as it was used.
+class Downstream:
+    """The one client of the process. It is opened at its first use, and once it is closed it stays so."""
 
-    `target` is the path and query as the client sent them; `base` may have a path of its own, which comes before.
-    Of `headers`, Content-Length tells nothing but that there is a body, however short: its size is the body's own.
-    apart: on a connection of its own, for a request that follows a failure.
-    """
-    url = httpx.URL(base)
-    prefix = url.raw_path.rstrip(b"/")
-    size = {"size": body.size} if isinstance(body, Upload) else {}
-    request = httpx.Request(
-        method,
-        url.copy_with(raw_path=prefix or b"/"),
-        headers=headers,
-        content=body.pieces if isinstance(body, Upload) else body,
-        extensions={"target": prefix + target, "apart": apart, **size},
-    )
-    answer = await shared().send(request, stream=True)
-    return Upstream(answer.status_code, list(answer.headers.raw), answer.extensions["body"])
+    def __init__(self) -> None:
+        self._opened: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+        self._closed: asyncio.AbstractEventLoop | None = None
+
+    def client(self) -> httpx.AsyncClient:
+        """That of the running event loop. Raises httpx.ConnectError once it is closed."""
+        loop = asyncio.get_running_loop()
+        if self._closed is loop:
+            raise httpx.ConnectError("the gateway is shutting down")
+        if self._opened is None or self._opened[0] is not loop:
+            transport = AiohttpTransport(
+                limit=settings.DOWNSTREAM_CONNECTION_LIMIT,
+                connect_timeout=settings.CONNECT_TIMEOUT_SECONDS,
+                keepalive=settings.DOWNSTREAM_KEEPALIVE_SECONDS,
+            )
+            self._opened = loop, httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
+        return self._opened[1]
+
+    async def open_early(self) -> None:
+        """Before the first request, where a server tells when it starts: certificates are read then."""
+        await self.client().__aenter__()
+
+    async def close(self) -> None:
+        self._closed = asyncio.get_running_loop()
+        if self._opened is not None and self._opened[0] is asyncio.get_running_loop():
+            client, self._opened = self._opened[1], None
+            await client.aclose()
+
+    async def send(
+        self,
+        base: str,
+        method: str,
+        target: bytes,
+        headers: RawHeaders,
+        body: bytes | Upload | None,
+        apart: bool = False,
+    ) -> Upstream:
+        """Send a request and wait for the headers of its answer. Raises httpx.HTTPError: httpx.LocalProtocolError where
+        the request cannot be written down, httpx.RemoteProtocolError where a kept connection closed as it was used.
+
+        `target` is the path and query as the client sent them; `base` may have a path of its own, which comes before.
+        Of `headers`, Content-Length tells nothing but that there is a body, however short: its size is the body's own.
+        apart: on a connection of its own, for a request that follows a failure.
+        """
+        url = httpx.URL(base)
+        prefix = url.raw_path.rstrip(b"/")
+        size = {"size": body.size} if isinstance(body, Upload) else {}
+        request = httpx.Request(
+            method,
+            url.copy_with(raw_path=prefix or b"/"),
+            headers=headers,
+            content=body.pieces if isinstance(body, Upload) else body,
+            extensions={"target": prefix + target, "apart": apart, **size},
+        )
+        answer = await self.client().send(request, stream=True)
+        return Upstream(answer.status_code, list(answer.headers.raw), answer.extensions["body"])

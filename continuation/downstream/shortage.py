@@ -41,6 +41,3 @@ class Notice:
         more = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
         logger.warning("%s%s", message, more)
         self._due, self._unsaid = now + SPACING_SECONDS, 0
-
-
-refusals = Notice()

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 import aiohttp
 import aiohttp.connector
@@ -31,10 +31,6 @@ READ_BUFFER_BYTES = 2**16
 WRITTEN_BYTES = 2**18
 # Headers that aiohttp would add where the client sent none.
 NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-# Protocols of connections that have served a request.
-_served: weakref.WeakSet[asyncio.BaseProtocol] = weakref.WeakSet()
 
 
 class _ClosedAsUsed(aiohttp.ServerDisconnectedError):
@@ -141,11 +137,13 @@ def _noticed(lost: asyncio.Future[None]) -> None:
 class _Answer(aiohttp.ClientResponse):
     """Its error says whether its connection had served another one."""
 
+    served: ClassVar[weakref.WeakSet[asyncio.BaseProtocol]]  # the protocols of connections that have
+
     async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
         protocol = connection.protocol
-        was_used = protocol is not None and protocol in _served
+        was_used = protocol is not None and protocol in self.served
         if protocol is not None:
-            _served.add(protocol)
+            self.served.add(protocol)
         try:
             return await super().start(connection)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as trouble:
@@ -166,6 +164,19 @@ class _AnswerApart(_Answer):
         if connection.protocol is not None:
             connection.protocol.force_close()
         return await super().start(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    usual: type[_Answer]
+    apart: type[_Answer]
+
+
+def _kinds_of_answers() -> _Kinds:
+    """Of one transport. aiohttp makes the answers, and gives them nothing of the transport but their class."""
+    kinds = _Kinds(type("_Answer", (_Answer,), {}), type("_AnswerApart", (_AnswerApart,), {}))
+    kinds.usual.served = kinds.apart.served = weakref.WeakSet()
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +269,9 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 max_line_size=HEADER_BYTES,
                 max_field_size=HEADER_BYTES,
             )
-            apart = session(response_class=_AnswerApart, connector_owner=False)
-            self._sessions = _Sessions(session(response_class=_Answer), apart, tls)
+            kinds = _kinds_of_answers()
+            apart = session(response_class=kinds.apart, connector_owner=False)
+            self._sessions = _Sessions(session(response_class=kinds.usual), apart, tls)
         return self._sessions
 
 

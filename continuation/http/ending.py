@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 from continuation.http.response import _channel_of
@@ -19,13 +18,11 @@ ON_SHUTDOWN = "gateway.on_shutdown"
 OnShutdown = Callable[[Callable[[], None]], None]
 
 
-on_shutdown: ContextVar[OnShutdown | None] = ContextVar("on_shutdown", default=None)
-
-
-def ends_itself(end: Callable[[], None]) -> None:
-    """The answer to the current request can end well when the server stops: `end` tells it to. Other answers, and
-    all under servers that know nothing of this, are broken off."""
-    if tell := on_shutdown.get():
+def ends_itself(scope: Mapping[str, Any], end: Callable[[], None]) -> None:
+    """The answer to the request of this scope can end well when the server stops: `end` tells it to. Other answers,
+    and all under servers that know nothing of this, are broken off."""
+    tell: OnShutdown | None = (scope.get("extensions") or {}).get(ON_SHUTDOWN)
+    if tell is not None:
         tell(end)
 
 

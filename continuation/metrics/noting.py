@@ -5,7 +5,6 @@ Noting something never raises and costs about a microsecond.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import threading
@@ -149,54 +148,41 @@ class LogSize(Protocol):
 
 
 class Watch:
-    """Brings the figures up to what the log holds."""
+    """Brings the figures up to what the log of the process holds. In a process whose figures others tell as well it
+    does so by itself."""
 
-    def __init__(self, read: Callable[[], LogSize]) -> None:
-        self.read = read
+    def __init__(self) -> None:
+        self._read: Callable[[], LogSize] | None = None
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._events = self._bytes = 0
 
+    def look_at(self, read: Callable[[], LogSize]) -> None:
+        """From now on the size is read here, of a new log. `read` is called in any thread, and must only look."""
+        with self._lock:
+            is_first, self._read = self._read is None, read
+            self._events = self._bytes = 0
+        if DIRECTORY and is_first:
+            threading.Thread(target=self._keep_noting, name="metrics", daemon=True).start()
+
+    def _keep_noting(self) -> None:
+        while not self._ended.wait(REFRESH_SECONDS):
+            self.note()
+
+    def stop(self) -> None:
+        """Note the last figures of this process."""
+        self._ended.set()
+        self.note()
+
+    @_quietly
     def note(self) -> None:
         with self._lock:
-            size = self.read()
+            if self._read is None:
+                return
+            size = self._read()
             families.LOG_STREAMS.set(size.streams)
             families.LOG_EVENTS.set(size.events)
             families.LOG_BYTES.set(size.bytes)
             families.EVENTS_APPENDED.inc(max(0, size.events_appended - self._events))
             families.BYTES_APPENDED.inc(max(0, size.bytes_appended - self._bytes))
             self._events, self._bytes = size.events_appended, size.bytes_appended
-
-
-_watch: Watch | None = None
-
-
-_ended = threading.Event()
-
-
-def watch_log(read: Callable[[], LogSize]) -> None:
-    """Where the size of the log is read from now on. `read` is called in any thread, and must only look."""
-    global _watch
-    first, _watch = _watch is None, Watch(read)
-    if DIRECTORY and first:
-        threading.Thread(target=_keep_noting, name="metrics", daemon=True).start()
-
-
-def _keep_noting() -> None:
-    while not _ended.wait(REFRESH_SECONDS):
-        note_log()
-
-
-@_quietly
-def note_log() -> None:
-    if _watch is not None:
-        _watch.note()
-
-
-def stop_watching() -> None:
-    """The last figures of this process."""
-    _ended.set()
-    note_log()
-
-
-if DIRECTORY:
-    atexit.register(stop_watching)

@@ -15,7 +15,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, exposition, g
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from continuation.metrics import DIRECTORY
-from continuation.metrics.noting import note_log
 
 # A process may take its file away while all are being read.
 ATTEMPTS = 3
@@ -23,7 +22,6 @@ ATTEMPTS = 3
 
 def told(accept: str) -> tuple[bytes, str]:
     """All figures, in a form that this Accept header allows, and their content type. Reads files: for a thread."""
-    note_log()
     try:
         encode, content_type = exposition.choose_encoder(accept)
     except (ValueError, TypeError):  # a version that is none

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from django.conf import settings
 from django.http import HttpRequest
 
+from continuation import lifecycle
 from continuation.downstream.client import Upstream
 from continuation.metrics import noting
 from continuation.patience import is_done_within
 from continuation.plan import Guarded
-from continuation.resume import generation, token
+from continuation.resume import token
 from continuation.resume.log import START, Writer
 from continuation.resume.readers import names, reading_for, says
-from continuation.resume.store import chosen
 from continuation.resume.takeover import packed
 from continuation.splice.machine import Splice
 from continuation.wiring import Origin, relay_for
@@ -59,7 +59,7 @@ class Beginning:
         wanted = is_asked_for(request) or settings.RESUME_MODE == "always"
         beginning = cls(request, origin, UNAVAILABLE if wanted else {})
         if wanted:
-            store = chosen.current()
+            store = lifecycle.current().store()
             packed_request = packed(origin, planned.body) if store.keeps_requests else b""
             opening = store.begin(token.new_stream_id(), packed_request, BEGIN_SECONDS)
             beginning.task = asyncio.create_task(opening, name=f"log of {origin.request_id}")
@@ -73,7 +73,9 @@ class Beginning:
                 noting.resumable("unavailable")
             return None
         noting.resumable("resumable")
-        generation.start(relay_for(splice, self.origin, upstream, keepalive=0), writer, chosen.current())
+        process = lifecycle.current()
+        relay = relay_for(process.parts, splice, self.origin, upstream, keepalive=0)
+        process.generations.start(relay, writer, process.store())
         reading = reading_for(self.request, writer.stream_id, writer.log, START)
         return Started(reading.pieces(), names(self.request, writer.stream_id))
 

@@ -28,14 +28,6 @@ UNKNOWN_SECONDS = 60.0
 # A reader who has taken nothing for so long is waited for no longer, if another one reads elsewhere.
 STUCK_SECONDS = 2.0
 
-# By stream id. A generation is here from its start to its end.
-_running: dict[str, Generation] = {}
-# Of these, the ones that nobody in this process reads.
-_detached: set[str] = set()
-# Called after each end.
-on_end: list[Callable[[], None]] = []
-_stopping = False
-
 
 class Generation:
     """One stream's relay, as a task of its own.
@@ -43,8 +35,19 @@ class Generation:
     Without a reader it goes on for `grace` seconds; then downstream is released, and the log gets the failed ending.
     """
 
-    def __init__(self, relay: Relay, writer: Writer, store: Store, *, grace: float, event_limit: int) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        writer: Writer,
+        store: Store,
+        all_here: Generations,
+        *,
+        grace: float,
+        event_limit: int,
+    ) -> None:
+        """all_here: where it is found from its start to its end."""
         self.relay = relay
+        self._all_here = all_here
         self.writer = writer
         self.log = writer.log
         self._store = store
@@ -67,7 +70,7 @@ class Generation:
         self.log.readers_changed = self.look_after
         name = f"generation of {self.relay.splice.request_id}"
         self._task = asyncio.create_task(self._run(), name=name)
-        _running[self.writer.stream_id] = self
+        self._all_here.add(self)
         self.look_after(least=ASKING_SECONDS)  # its first reader is on the way
 
     async def _run(self) -> None:
@@ -103,12 +106,7 @@ class Generation:
             self.writer.end(self._state)
         self._stop_waiting()
         self.log.readers_changed = None
-        if _running.get(self.writer.stream_id) is self:
-            del _running[self.writer.stream_id]
-            _detached.discard(self.writer.stream_id)
-        _note()
-        for hook in on_end:
-            hook()
+        self._all_here.remove(self)
 
     @property
     def _state(self) -> State:
@@ -131,7 +129,7 @@ class Generation:
         """Another process goes on with it: end without another word."""
         if self._let_go:
             return
-        self._let_go, self.relay.keeps_record = True, False
+        self._let_go, self.relay.audit = True, None
         if self._task is not None:
             # Not at once: a task that is cancelled before it has begun never comes to its end.
             asyncio.get_running_loop().call_soon(self._task.cancel)
@@ -157,8 +155,7 @@ class Generation:
         """Readers have come or gone, or the process stops. least: seconds, however short the grace."""
         self._stop_waiting()
         is_detached = self.log.reader_count == 0
-        (_detached.add if is_detached else _detached.discard)(self.writer.stream_id)
-        _note()
+        self._all_here.note_readers(self)
         if is_detached:
             self._read_at = time.monotonic()
             self._wait(max(least, 0.0 if self._is_last_chance else self._grace))
@@ -166,7 +163,7 @@ class Generation:
     @property
     def _is_last_chance(self) -> bool:
         """Nobody can come back to a process that stops, and that alone has the log."""
-        return _stopping and not self.writer.is_shared
+        return self._all_here.is_stopping and not self.writer.is_shared
 
     def _wait(self, seconds: float) -> None:
         self._patience = asyncio.get_running_loop().call_later(seconds, self._grace_is_over)
@@ -230,75 +227,97 @@ class Generation:
         return False
 
 
-def start(relay: Relay, writer: Writer, store: Store) -> None:
-    """From now on the stream runs, whoever reads it."""
-    grace, limit = settings.RESUME_GRACE_SECONDS, relay.splice.options.event_limit
-    Generation(relay, writer, store, grace=grace, event_limit=limit).start()
+class Generations:
+    """Those that run in this process."""
 
+    def __init__(self) -> None:
+        self._running: dict[str, Generation] = {}  # by stream id
+        self._detached: set[str] = set()  # of these, the ones that nobody in this process reads
+        self.on_end: list[Callable[[], None]] = []  # called after each end
+        self.is_stopping = False  # the process lets nobody in any more
 
-def running() -> int:
-    return len(_running)
+    def start(self, relay: Relay, writer: Writer, store: Store) -> None:
+        """From now on the stream runs, whoever reads it."""
+        grace, limit = settings.RESUME_GRACE_SECONDS, relay.splice.options.event_limit
+        Generation(relay, writer, store, self, grace=grace, event_limit=limit).start()
 
+    @property
+    def running(self) -> int:
+        return len(self._running)
 
-def detached() -> int:
-    """How many run although nobody in this process reads them."""
-    return len(_detached)
+    @property
+    def detached(self) -> int:
+        """How many run although nobody in this process reads them."""
+        return len(self._detached)
 
+    def find(self, stream_id: str) -> Generation | None:
+        """If it runs in this process."""
+        return self._running.get(stream_id)
 
-def _note() -> None:
-    noting.generations(running(), detached())
+    def readers(self, stream_id: str) -> int:
+        """Those in this process; what others read of a stream that runs here is not counted."""
+        generation = self.find(stream_id)
+        return generation.log.reader_count if generation else 0
 
+    def break_leg(self, stream_id: str) -> bool:
+        """Break the current leg of a stream as if its engine had died; False if it does not run in this process."""
+        generation = self.find(stream_id)
+        if generation is None or generation.relay.splice.ended:
+            return False
+        generation.relay.break_leg()
+        return True
 
-def find(stream_id: str) -> Generation | None:
-    """If it runs in this process."""
-    return _running.get(stream_id)
+    # -- what a generation tells ---------------------------------------------------------------------
 
+    def add(self, generation: Generation) -> None:
+        self._running[generation.writer.stream_id] = generation
 
-def readers(stream_id: str) -> int:
-    """Those in this process; what others read of a stream that runs here is not counted."""
-    generation = _running.get(stream_id)
-    return generation.log.reader_count if generation else 0
+    def note_readers(self, generation: Generation) -> None:
+        is_detached = generation.log.reader_count == 0
+        (self._detached.add if is_detached else self._detached.discard)(generation.writer.stream_id)
+        self._note()
 
+    def remove(self, generation: Generation) -> None:
+        """It has ended. Another one of the same stream, which has been taken over again, stays."""
+        stream_id = generation.writer.stream_id
+        if self.find(stream_id) is generation:
+            del self._running[stream_id]
+            self._detached.discard(stream_id)
+        self._note()
+        for call in self.on_end:
+            call()
 
-def break_leg(stream_id: str) -> bool:
-    """Break the current leg of a stream as if its engine had died; False if it does not run in this process."""
-    generation = _running.get(stream_id)
-    if generation is None or generation.relay.splice.ended:
-        return False
-    generation.relay.break_leg()
-    return True
+    def _note(self) -> None:
+        noting.generations(self.running, self.detached)
 
+    # -- the process ends ----------------------------------------------------------------------------
 
-def shut_down(stream_id: str) -> bool:
-    """The process ends, and waits for this stream no longer: another one goes on with it, if there is any, else it
-    gets the failed ending. Whether its readers see an ending here."""
-    generation = _running.get(stream_id)
-    if generation is None:
-        return False
-    if generation.writer.is_shared:
-        generation.hand_over()
-        return False
-    generation.shut_down()
-    return True
+    def begin_stopping(self) -> None:
+        """The process lets nobody in any more."""
+        self.is_stopping = True
+        for generation in self._running.values():
+            generation.look_after()
 
+    def shut_down(self, stream_id: str) -> bool:
+        """The process ends, and waits for this stream no longer: another one goes on with it, if there is any, else it
+        gets the failed ending. Whether its readers see an ending here."""
+        generation = self.find(stream_id)
+        if generation is None:
+            return False
+        if generation.writer.is_shared:
+            generation.hand_over()
+            return False
+        generation.shut_down()
+        return True
 
-def shut_down_all() -> None:
-    for stream_id in list(_running):
-        shut_down(stream_id)
+    def shut_down_all(self) -> None:
+        for stream_id in list(self._running):
+            self.shut_down(stream_id)
 
-
-def begin_stopping() -> None:
-    """The process lets nobody in any more."""
-    global _stopping
-    _stopping = True
-    for generation in _running.values():
-        generation.look_after()
-
-
-async def put_away() -> None:
-    """What is left when the process ends."""
-    shut_down_all()
-    left = [generation.ended() for generation in _running.values()]
-    with suppress(TimeoutError):
-        async with asyncio.timeout(ENDING_SECONDS):
-            await asyncio.gather(*left)
+    async def put_away(self) -> None:
+        """What is left when the process ends."""
+        self.shut_down_all()
+        left = [generation.ended() for generation in self._running.values()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_SECONDS):
+                await asyncio.gather(*left)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from django.conf import settings
 from django.http import HttpRequest
 
+from continuation import lifecycle
 from continuation.http.ending import ends_itself
 from continuation.http.incoming import headers_of, request_id, scope_of
 from continuation.metrics import noting
-from continuation.resume import generation, takeover
 from continuation.resume import token as tokens
 from continuation.resume.log import Cursor, Log
 from continuation.resume.reading import Asked, Reading
-from continuation.resume.store import chosen
 from continuation.resume.token import Kind
 
 TRUE = ("1", "true", "yes", "on")
@@ -43,7 +42,8 @@ def names(request: HttpRequest, stream_id: str) -> dict[bytes, bytes]:
 
 def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) -> Reading:
     """A reader, who is told when the server waits no longer."""
-    caller, headers, store = authorization(request), headers_of(request), chosen.current()
+    process = lifecycle.current()
+    caller, headers, store = authorization(request), headers_of(request), process.store()
     asked = Asked(
         request_id=request_id(request),
         cursor=cursor,
@@ -53,12 +53,15 @@ def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) 
         scope=scope_of(request),
     )
     reading = Reading(
-        log, asked, lambda: store.find(stream_id), lambda: takeover.take_over(store, stream_id, headers)
+        log,
+        asked,
+        lambda: store.find(stream_id),
+        lambda: process.takeovers.take_over(store, stream_id, headers),
     )
 
     def shut_down() -> None:
-        if not generation.shut_down(stream_id):
+        if not process.generations.shut_down(stream_id):
             reading.leave()
 
-    ends_itself(shut_down)
+    ends_itself(asked.scope, shut_down)
     return reading

@@ -15,12 +15,12 @@ from continuation.http.headers import RawHeaders, is_named
 from continuation.metrics import noting
 from continuation.plan import Guarded, plan
 from continuation.relay import Relay
-from continuation.resume import generation
+from continuation.resume.generation import Generations
 from continuation.resume.log import Entry, State, Store, Taken
 from continuation.resume.numbering import Numbering, closing, ending_of
 from continuation.splice.machine import interrupted_event
 from continuation.vocabulary import Failure, Reason
-from continuation.wiring import Origin, choice, relay_for, splice_for
+from continuation.wiring import Origin, Parts, choice, relay_for, splice_for
 from strategies import cache
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ ALWAYS_PERSONAL = (b"authorization", b"proxy-authorization", b"cookie")
 OWN = (b"x-resume-token",)
 # A longer log is read in a thread: other streams would be held up.
 AT_ONCE_BYTES = 2**16
-
-# By stream id.
-_under_way: dict[str, asyncio.Task[bool]] = {}
 
 
 def packed(origin: Origin, body: bytes) -> bytes:
@@ -79,89 +76,92 @@ def _header(pair: object) -> tuple[bytes, bytes]:
             raise ValueError("a header that was kept by another version")
 
 
-async def take_over(store: Store, stream_id: str, headers: RawHeaders) -> None:
-    """Go on with a stream, unless another process has begun to. Its readers find it in the store as before.
+class Takeovers:
+    """Those of one process. Each begins a generation."""
 
-    headers: of the request that comes back. It goes on when that one's client leaves. Raises StoreAway.
-    """
-    await _once(stream_id, lambda: _take_over(store, stream_id, headers))
+    def __init__(self, parts: Parts, generations: Generations) -> None:
+        self._parts = parts
+        self._generations = generations
+        self._under_way: dict[str, asyncio.Task[bool]] = {}  # by stream id
 
+    async def take_over(self, store: Store, stream_id: str, headers: RawHeaders) -> None:
+        """Go on with a stream, unless another process has begun to. Its readers find it in the store as before.
 
-async def stop_orphan(store: Store, stream_id: str) -> bool:
-    """End a stream whose process is gone; False if it is another one's by now, or must be asked for otherwise. Raises
-    StoreAway."""
-    return await _once(stream_id, lambda: _stop(store, stream_id))
+        headers: of the request that comes back. It goes on when that one's client leaves. Raises StoreAway.
+        """
+        await self._once(stream_id, lambda: self._take_over(store, stream_id, headers))
 
+    async def stop_orphan(self, store: Store, stream_id: str) -> bool:
+        """End a stream whose process is gone; False if it is another one's by now, or must be asked for otherwise.
 
-async def put_away() -> None:
-    """The process ends: what has been claimed is let go of again."""
-    tasks = list(_under_way.values())
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        Raises StoreAway.
+        """
+        return await self._once(stream_id, lambda: self._stop(store, stream_id))
 
+    async def put_away(self) -> None:
+        """The process ends: what has been claimed is let go of again."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-async def _once(stream_id: str, work: Callable[[], Coroutine[None, None, bool]]) -> bool:
-    """In a task of its own, one at a time for a stream: half of it may not happen. Whether this work was done."""
-    others = _under_way.get(stream_id)
-    task = others or asyncio.create_task(work(), name=f"takeover of {stream_id}")
-    if others is None:
-        _under_way[stream_id] = task
-        task.add_done_callback(partial(_is_over, stream_id))
-    await asyncio.wait({task})
-    return others is None and not task.cancelled() and task.result()
+    async def _once(self, stream_id: str, work: Callable[[], Coroutine[None, None, bool]]) -> bool:
+        """In a task of its own, one at a time for a stream: half of it may not happen. Whether this work was done."""
+        others = self._under_way.get(stream_id)
+        task = others or asyncio.create_task(work(), name=f"takeover of {stream_id}")
+        if others is None:
+            self._under_way[stream_id] = task
+            task.add_done_callback(partial(self._is_over, stream_id))
+        await asyncio.wait({task})
+        return others is None and not task.cancelled() and task.result()
 
+    def _is_over(self, stream_id: str, task: asyncio.Task[bool]) -> None:
+        del self._under_way[stream_id]
+        if not task.cancelled():
+            task.exception()  # whoever waited for it may have left
 
-def _is_over(stream_id: str, task: asyncio.Task[bool]) -> None:
-    del _under_way[stream_id]
-    if not task.cancelled():
-        task.exception()  # whoever waited for it may have left
+    async def _take_over(self, store: Store, stream_id: str, headers: RawHeaders) -> bool:
+        taken = await store.take_over(stream_id)
+        if taken is None:
+            return False
+        try:
+            relay = await self._relay(taken, _closed(taken), headers)
+        except ValueError as trouble:
+            logger.warning("stream %s cannot be taken over: %s", stream_id, trouble)
+            _fail(taken)
+        except Exception:
+            logger.exception("stream %s could not be taken over", stream_id)
+            _fail(taken)
+        except BaseException:  # the process ends
+            taken.writer.hand_over()
+            raise
+        else:
+            noting.takeover("taken")
+            logger.info("request %s: the stream is taken over", relay.splice.request_id)
+            self._generations.start(relay, taken.writer, store)
+        return True
 
+    async def _stop(self, store: Store, stream_id: str) -> bool:
+        if (taken := await store.take_over(stream_id)) is None:
+            return False
+        _closed(taken)
+        _end(taken, State.STOPPED, interrupted_event(None, Reason.STOPPED, Reason.STOPPED))
+        return True
 
-async def _take_over(store: Store, stream_id: str, headers: RawHeaders) -> bool:
-    taken = await store.take_over(stream_id)
-    if taken is None:
-        return False
-    try:
-        relay = await _relay(taken, _closed(taken), headers)
-    except ValueError as trouble:
-        logger.warning("stream %s cannot be taken over: %s", stream_id, trouble)
-        _fail(taken)
-    except Exception:
-        logger.exception("stream %s could not be taken over", stream_id)
-        _fail(taken)
-    except BaseException:  # the process ends
-        taken.writer.hand_over()
-        raise
-    else:
-        noting.takeover("taken")
-        logger.info("request %s: the stream is taken over", relay.splice.request_id)
-        generation.start(relay, taken.writer, store)
-    return True
-
-
-async def _stop(store: Store, stream_id: str) -> bool:
-    if (taken := await store.take_over(stream_id)) is None:
-        return False
-    _closed(taken)
-    _end(taken, State.STOPPED, interrupted_event(None, Reason.STOPPED, Reason.STOPPED))
-    return True
-
-
-async def _relay(taken: Taken, delivered: bytes, headers: RawHeaders) -> Relay:
-    origin, body = unpacked(taken.request, headers)
-    planned = await asyncio.to_thread(plan, body, False, cache.current(), choice())
-    if not isinstance(planned, Guarded):
-        raise ValueError(f"its request would be passed through now: {planned.reason}")
-    splice = splice_for(planned, origin.request_id)
-    if len(delivered) <= AT_ONCE_BYTES:
-        splice.was_delivered(delivered, time.monotonic())
-    else:
-        await asyncio.to_thread(splice.was_delivered, delivered, time.monotonic())
-    continued = taken.standing.leg2_from > 0
-    relay = relay_for(splice, origin, None, keepalive=0)
-    relay.step(lambda now: splice.taken_over(now, whole=taken.whole, continued=continued))
-    return relay
+    async def _relay(self, taken: Taken, delivered: bytes, headers: RawHeaders) -> Relay:
+        origin, body = unpacked(taken.request, headers)
+        planned = await asyncio.to_thread(plan, body, False, cache.current(), choice())
+        if not isinstance(planned, Guarded):
+            raise ValueError(f"its request would be passed through now: {planned.reason}")
+        splice = splice_for(planned, origin.request_id)
+        if len(delivered) <= AT_ONCE_BYTES:
+            splice.was_delivered(delivered, time.monotonic())
+        else:
+            await asyncio.to_thread(splice.was_delivered, delivered, time.monotonic())
+        continued = taken.standing.leg2_from > 0
+        relay = relay_for(self._parts, splice, origin, None, keepalive=0)
+        relay.step(lambda now: splice.taken_over(now, whole=taken.whole, continued=continued))
+        return relay
 
 
 def _closed(taken: Taken) -> bytes:

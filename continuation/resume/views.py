@@ -16,15 +16,13 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import constant_time_compare
 
+from continuation import lifecycle
 from continuation.http.incoming import request_id
 from continuation.http.response import RelayResponse, json_error
 from continuation.metrics import noting as metrics
-from continuation.resume import generation
 from continuation.resume import token as tokens
 from continuation.resume.log import Log, Standing, State, StoreAway, after
 from continuation.resume.readers import authorization, names, reading_for
-from continuation.resume.store import chosen
-from continuation.resume.takeover import stop_orphan
 from continuation.resume.token import Token
 
 logger = logging.getLogger(__name__)
@@ -132,8 +130,11 @@ def _is_event_source(request: HttpRequest) -> bool:
 async def _stopped(request: HttpRequest, stream_id: str) -> HttpResponse:
     found = await _found(request, stream_id)
     is_orphan = found.standing.state is State.INTERRUPTED
-    if not found.standing.ended and not (is_orphan and await stop_orphan(chosen.current(), stream_id)):
-        await chosen.current().stop(stream_id)
+    process = lifecycle.current()
+    if not found.standing.ended and not (
+        is_orphan and await process.takeovers.stop_orphan(process.store(), stream_id)
+    ):
+        await process.store().stop(stream_id)
         await _end_of(found.log)
     return await _status(request, stream_id)
 
@@ -160,7 +161,7 @@ async def _status(request: HttpRequest, stream_id: str) -> HttpResponse:
         "available": _available(standing),
         "last_event_id": standing.last,
         "leg2_from": standing.leg2_from or None,
-        "readers": generation.readers(stream_id),
+        "readers": lifecycle.current().generations.readers(stream_id),
         "started_at": _clock(standing.started_at),
         "ended_at": _clock(standing.ended_at),
         "expires_in": expires_in,
@@ -179,7 +180,7 @@ async def _found(request: HttpRequest, stream_id: str | None) -> Found:
         raise Refused("not_found")
     if token.expired:
         raise Refused("expired", available=None)
-    store = chosen.current()
+    store = lifecycle.current().store()
     log = await store.find(token.stream_id)
     standing = await log.standing() if log else None
     if log is None or standing is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -67,9 +67,32 @@ SAMPLING = (
 )  # fmt: skip
 
 Post = Callable[[str, bytes], Awaitable[Upstream]]
-_missing: dict[str, float] = {}
-_tokens_of: dict[tuple[str, str, str], tuple[int, ...]] = {}
 REMEMBERED_TEXTS = 1000
+
+
+class Endpoints:
+    """What is known of the servers that were asked, by their base URL: whether the endpoints of the token route are
+    missing, and the ids of control tokens."""
+
+    def __init__(self) -> None:
+        self._missing_until: dict[str, float] = {}  # time.monotonic()
+        self._ids: dict[tuple[str, str, str], tuple[int, ...]] = {}
+
+    def note_missing(self, base: str) -> None:
+        """Other continuations need not find it out again."""
+        self._missing_until[base] = time.monotonic() + MISSING_SECONDS
+
+    def are_missing(self, base: str) -> bool:
+        return self._missing_until.get(base, 0) > time.monotonic()
+
+    def ids_of(self, base: str, model: str, text: str) -> tuple[int, ...] | None:
+        return self._ids.get((base, model, text))
+
+    def note_ids(self, base: str, model: str, text: str, ids: Sequence[int]) -> tuple[int, ...]:
+        if len(self._ids) >= REMEMBERED_TEXTS:
+            self._ids.clear()
+        found = self._ids[base, model, text] = tuple(ids)
+        return found
 
 
 class ScaleOutMissing(Exception):
@@ -136,20 +159,22 @@ class TokenBody:
             await self._task
 
 
-async def open_tokens(job: OpenTokens, base: str, post: Post, batch_chunks: int) -> Upstream:
+async def open_tokens(
+    job: OpenTokens, endpoints: Endpoints, base: str, post: Post, batch_chunks: int
+) -> Upstream:
     """The continuation on the token route, or on the last resort where the strategy names that.
 
     Raises ScaleOutMissing, Refused, httpx.HTTPError.
     """
-    route = _Route(job, base, post)
+    route = _Route(job, endpoints, base, post)
     last_resort = job.strategy.without_scale_out is Fallback.COMPLETIONS
     if last_resort:
         last_resort = not (await worked_out(job.size, lambda: job.request)).get("tools")
-    if _missing.get(base, 0) <= time.monotonic():
+    if not endpoints.are_missing(base):
         try:
             return await route.generate(batch_chunks)
         except ScaleOutMissing:
-            route.is_missing()
+            endpoints.note_missing(base)
             if not last_resort:
                 raise
     if not last_resort:
@@ -158,8 +183,9 @@ async def open_tokens(job: OpenTokens, base: str, post: Post, batch_chunks: int)
 
 
 class _Route:
-    def __init__(self, job: OpenTokens, base: str, post: Post) -> None:
+    def __init__(self, job: OpenTokens, endpoints: Endpoints, base: str, post: Post) -> None:
         self._job = job
+        self._endpoints = endpoints
         self._base = base
         self._post = post
         self._model = job.plan.model
@@ -323,12 +349,10 @@ class _Route:
         """The ids of a control token; asked for once per server and model."""
         if not text:
             return ()
-        key = (self._base, self._model, text)
-        if key not in _tokens_of:
-            if len(_tokens_of) >= REMEMBERED_TEXTS:
-                _tokens_of.clear()
-            _tokens_of[key] = tuple(await self._tokenize(text))
-        return _tokens_of[key]
+        known = self._endpoints.ids_of(self._base, self._model, text)
+        if known is not None:
+            return known
+        return self._endpoints.note_ids(self._base, self._model, text, await self._tokenize(text))
 
     async def _tokenize(self, text: str) -> list[int]:
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
@@ -346,12 +370,8 @@ class _Route:
         try:
             return await self._answered(DERENDER, body)
         except ScaleOutMissing:
-            self.is_missing()
+            self._endpoints.note_missing(self._base)
             raise
-
-    def is_missing(self) -> None:
-        """Other continuations need not find it out again."""
-        _missing[self._base] = time.monotonic() + MISSING_SECONDS
 
     async def _call(self, path: str, value: JSON) -> JSON:
         return await self._answered(path, dump(value))

@@ -16,7 +16,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 import httpx
 
@@ -27,7 +26,7 @@ from continuation.relay import Relay
 from continuation.shapes.chat.chunks import dump
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
 from continuation.splice.record import StreamRecord
-from continuation.token_route.route import COMPLETIONS, open_tokens
+from continuation.token_route.route import COMPLETIONS, Endpoints, open_tokens
 from continuation.verification import cuts, telling, verdicts
 from continuation.verification.cuts import Cut, Place
 from continuation.verification.door import CHAT_PATH, Door, Heard
@@ -127,7 +126,8 @@ class _Bench:
         self._gone = ""
         # Under a name of its own, for what is remembered of missing endpoints here is nothing to the gateway or to
         # another run.
-        self._name = f"verification {uuid4()}"
+        # What is found out about the engine by variants that hide its scale-out endpoints is true for these alone.
+        self._endpoints = {hides: Endpoints() for hides in (False, True)}
 
     @property
     def cuts_by_place(self) -> dict[Place, int]:
@@ -223,8 +223,10 @@ class _Bench:
     async def _continued(self, splice: Splice, beginning: bytes, variant: Variant) -> bytes:
         async def open_continuation(action: OpenLeg | OpenTokens) -> Upstream:
             if isinstance(action, OpenTokens):
-                base = f"{self._name}, {variant.hides_scale_out}"
-                return await open_tokens(action, base, self._post_for(variant), self._order.batch_chunks)
+                endpoints, post = self._endpoints[variant.hides_scale_out], self._post_for(variant)
+                return await open_tokens(
+                    action, endpoints, self._order.base_url, post, self._order.batch_chunks
+                )
             heard = await self._once(action.body)
             return Upstream(heard.status, heard.headers, _Whole(heard.data))
 
@@ -235,7 +237,7 @@ class _Bench:
             open_continuation,
             keepalive=0,
             silence=self._order.seconds,
-            keeps_record=False,  # no client was there
+            audit=None,  # no client was there
         )
         pieces = relay.pieces()
         try:

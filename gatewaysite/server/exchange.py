@@ -16,7 +16,8 @@ from daphne.http_protocol import WebRequest  # type: ignore[import-untyped]
 from daphne.utils import INVALID_HEADER_VALUE_BYTES  # type: ignore[import-untyped]
 from django.http import HttpResponse
 
-from continuation.downstream.shortage import RETRY_SECONDS, refusals
+from continuation import lifecycle
+from continuation.downstream.shortage import RETRY_SECONDS
 from continuation.http.ending import CLOSE_CONNECTION, ON_SHUTDOWN
 from continuation.http.incoming import quoted_id
 from continuation.http.response import TARGET, json_error
@@ -139,7 +140,9 @@ class Exchange(WebRequest):  # type: ignore[misc]
         try:
             super().handleContentChunk(data)
         except OSError as trouble:
-            refusals.say(f"overloaded: a request body cannot be put into a file: {trouble}")
+            lifecycle.current().shortage.say(
+                f"overloaded: a request body cannot be put into a file: {trouble}"
+            )
             self.channel.refuse(self, Exchange.refuse_for_want_of_a_file)
 
     # -- its end -----------------------------------------------------------------------------------

@@ -30,17 +30,13 @@ from twisted.logger import (
     globalLogBeginner,
 )
 
-from continuation import health
-from continuation.audit import writer
-from continuation.downstream import client
+from continuation import lifecycle
 from continuation.downstream.shortage import Notice
-from continuation.resume import generation
-from continuation.resume.store import chosen as stores
 from gatewaysite.server import descriptors
 from gatewaysite.server.channel import Channel, Factory
 from gatewaysite.server.exchange import Exchange
 from gatewaysite.server.handshake import WebSockets
-from gatewaysite.server.lifespan import FLUSH_SECONDS, put_away
+from gatewaysite.server.lifespan import FLUSH_SECONDS
 from gatewaysite.server.listener import Door, Listener
 from gatewaysite.server.pace import Slowest
 
@@ -90,6 +86,7 @@ class Server(DaphneServer):  # type: ignore[misc]
             action_logger=access_log,
             request_buffer_size=REQUEST_PIECE_BYTES,
         )
+        self._process = lifecycle.current()
         self._listener = listener
         self.limits = limits
         self._most_clients = 0
@@ -133,9 +130,7 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     async def _start(self) -> None:
         try:
-            await client.open_shared()
-            writer.start()
-            stores.open_early()
+            await self._process.open()
             self.at_the_door = True
             self._let_in(self._listener.open(self.http_factory))
         except Exception as trouble:
@@ -145,7 +140,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         finally:
             name = self._listener.name
             self._listener.close()
-        generation.on_end.append(self._note_end)
+        self._process.generations.on_end.append(self._note_end)
         self._begin(self._keep_house(), "housekeeping")
         logger.info("serving on %s", name)
 
@@ -159,7 +154,12 @@ class Server(DaphneServer):  # type: ignore[misc]
         self._door = Door(port, self._room, self._note_full)
 
     def _room(self) -> int:
-        return self._most_clients - len(self.channels) - len(self._websockets) - generation.detached()
+        return (
+            self._most_clients
+            - len(self.channels)
+            - len(self._websockets)
+            - self._process.generations.detached
+        )
 
     def _note_full(self) -> None:
         self._full.say(
@@ -278,7 +278,7 @@ class Server(DaphneServer):  # type: ignore[misc]
             await self._close_doors()
             if not await self._drained():
                 await self._end_what_is_open()
-            await put_away(HURRIED_SECONDS if self._hurried else FLUSH_SECONDS)
+            await self._process.end(HURRIED_SECONDS if self._hurried else FLUSH_SECONDS)
             await self._end_own_tasks()
         except Exception:
             logger.exception("the stop failed")
@@ -289,8 +289,7 @@ class Server(DaphneServer):  # type: ignore[misc]
 
     async def _close_doors(self) -> None:
         """Nobody is let in any more; who waits at the door has been."""
-        health.begin_stopping()
-        generation.begin_stopping()
+        self._process.begin_stopping()
         if self._door is not None:
             self._door.close()
         for channel in self.channels:
@@ -320,7 +319,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         for protocol in list(self.connections):
             if isinstance(protocol, Exchange):
                 _safely(protocol.shut_down)
-        generation.shut_down_all()
+        self._process.generations.shut_down_all()
         await self._settle(HURRIED_SECONDS if self._hurried else ENDING_SECONDS)
         for channel in [*self.channels, *self._websockets]:
             channel.transport.abortConnection()
@@ -346,14 +345,14 @@ class Server(DaphneServer):  # type: ignore[misc]
             for protocol, details in self.connections.items()
             if "disconnected" in details or not isinstance(protocol, Exchange)
         ]
-        streams = len(self.channels) - unread + len(others) + generation.detached()
+        streams = len(self.channels) - unread + len(others) + self._process.generations.detached
         said = [_counted(streams, "open stream")] if streams or not unread else []
         said += [_counted(unread, "unfinished request")] if unread else []
         return f"{' and '.join(said)} {'is' if streams + unread == 1 else 'are'}"
 
     @property
     def _is_quiet(self) -> bool:
-        return not (self.channels or self.connections or generation.running())
+        return not (self.channels or self.connections or self._process.generations.running)
 
     def _note_end(self) -> None:
         if self.is_stopping and self._is_quiet:

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from continuation.audit import retention, rows
 from continuation.audit import writer as audit
+from continuation.lifecycle import Process
 from continuation.models import ContinuationEvent
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
@@ -380,16 +381,11 @@ def test_flush_has_nothing_to_wait_for_when_nothing_was_recorded(writer: Callabl
     assert writer().flush(0)
 
 
-def test_the_module_has_one_writer_for_the_process() -> None:
-    audit.start_afresh()
-    try:
-        audit.record(note("r-1"))
-        assert audit.flush(LONG)
-        assert audit.counts() == audit.Counts(written=1, lost=0, queued=0)
-        assert request_ids() == ["r-1"]
-    finally:
-        audit.start_afresh()
-    assert audit.counts() == audit.Counts(written=0, lost=0, queued=0)
+def test_the_process_has_one_writer(process: Process) -> None:
+    process.parts.audit.record(note("r-1"))
+    assert process.audit.flush(LONG)
+    assert process.audit.counts() == audit.Counts(written=1, lost=0, queued=0)
+    assert request_ids() == ["r-1"]
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

@@ -22,12 +22,13 @@ import os, sys, time
 import django
 django.setup()
 from django.utils import timezone
+from continuation import lifecycle
 from continuation.audit import writer as audit
 from continuation.splice.record import StreamRecord
 
 def note(name, count):
     for number in range(count):
-        audit.record(StreamRecord(timezone.now(), f"{name}-{number}", "m"))
+        lifecycle.current().audit.record(StreamRecord(timezone.now(), f"{name}-{number}", "m"))
 """
 
 
@@ -95,7 +96,7 @@ def test_parent_and_child_of_a_fork_each_write_their_own_rows_once(database: Pat
         note("parent", 300)          # some are queued, some in hand, when the child is made
         child = os.fork()
         if not child:
-            assert audit.counts() == audit.Counts(0, 0, 0), audit.counts()
+            assert lifecycle.current().audit.counts() == audit.Counts(0, 0, 0), lifecycle.current().audit.counts()
             note("child", 300)
             sys.exit(0)              # and writes at its exit
         assert os.waitpid(child, 0)[1] == 0
@@ -111,7 +112,7 @@ def test_between_batches_no_connection_is_open(database: Path) -> None:
     done = run(
         """
         note("one", 1)
-        assert audit.flush(20)
+        assert lifecycle.current().audit.flush(20)
         def opened():
             names = []
             for descriptor in os.listdir("/proc/self/fd"):
@@ -125,7 +126,7 @@ def test_between_batches_no_connection_is_open(database: Path) -> None:
             assert time.monotonic() < until, opened()
             time.sleep(0.01)
         note("two", 1)
-        assert audit.flush(20)
+        assert lifecycle.current().audit.flush(20)
         """,
         database,
     )
@@ -139,13 +140,13 @@ def test_sigterm_under_daphne_loses_no_row(database: Path, tmp_path: Path) -> No
             """
             from gatewaysite.asgi import application as gateway
             from django.utils import timezone
-            from continuation.audit import writer as audit
+            from continuation import lifecycle
             from continuation.splice.record import StreamRecord
 
             async def application(scope, receive, send):
                 if scope["type"] == "http" and scope["path"] == "/health":
                     for number in range(300):
-                        audit.record(StreamRecord(timezone.now(), f"term-{number}", "m"))
+                        lifecycle.current().audit.record(StreamRecord(timezone.now(), f"term-{number}", "m"))
                 await gateway(scope, receive, send)
             """
         )

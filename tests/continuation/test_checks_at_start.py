@@ -14,8 +14,7 @@ from typing import IO, Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 
-from continuation.audit import writer
-from continuation.downstream import client
+from continuation.lifecycle import Process
 from gatewaysite.server import websocket
 from gatewaysite.server.lifespan import lifespan
 from tests.harness.client import call
@@ -156,14 +155,16 @@ def test_after_the_migrations_the_same_process_becomes_ready(tmp_path: Path) -> 
 # -- protocols other than http ---------------------------------------------------------------------
 
 
-async def test_a_lifespan_starts_and_its_end_writes_the_audit_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lifespan_starts_and_its_end_writes_the_audit_last(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
 
-    async def close_shared() -> None:
+    async def close() -> None:
         done.append("downstream closed")
 
-    monkeypatch.setattr(client, "close_shared", close_shared)
-    monkeypatch.setattr(writer, "flush", lambda timeout: done.append(f"flushed within {timeout:g} s"))
+    monkeypatch.setattr(process.downstream, "close", close)
+    monkeypatch.setattr(process.audit, "flush", lambda timeout: done.append(f"flushed within {timeout:g} s"))
     server = ApplicationCommunicator(lifespan, {"type": "lifespan"})
     await server.send_input({"type": "lifespan.startup"})
     assert await server.receive_output() == {"type": "lifespan.startup.complete"}
@@ -175,15 +176,16 @@ async def test_a_lifespan_starts_and_its_end_writes_the_audit_last(monkeypatch: 
 
 
 async def test_a_shutdown_that_fails_says_so_and_writes_the_audit_all_the_same(
+    process: Process,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
 
-    async def close_shared() -> None:
+    async def close() -> None:
         raise OSError("stuck")
 
-    monkeypatch.setattr(client, "close_shared", close_shared)
-    monkeypatch.setattr(writer, "flush", lambda timeout: done.append("flushed"))
+    monkeypatch.setattr(process.downstream, "close", close)
+    monkeypatch.setattr(process.audit, "flush", lambda timeout: done.append("flushed"))
     server = ApplicationCommunicator(lifespan, {"type": "lifespan"})
     await server.send_input({"type": "lifespan.shutdown"})
     assert await server.receive_output() == {"type": "lifespan.shutdown.failed", "message": "OSError: stuck"}

@@ -11,16 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from continuation import relay as relaying
+from continuation import lifecycle
 from continuation.downstream.client import Upstream
+from continuation.lifecycle import Process
 from continuation.relay import Relay
-from continuation.resume import generation
-from continuation.resume.generation import Generation
+from continuation.resume.generation import Generation, Generations
 from continuation.resume.log import START, Entry, Limits, State, StoreAway
 from continuation.resume.store.hot import WINDOW_BYTES, HotLog, HotReader
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Phase, Splice
 from continuation.splice.record import StreamRecord
+from continuation.vocabulary import Reason
 from tests.continuation.eventsource import blocks_without_data, dispatched
 from tests.continuation.playbook import DONE, ID2, Play, Told, chunk, content, finished, role, told, usage
 from tests.resume.streams import DEADLINE, until
@@ -115,6 +116,11 @@ class Shared(MemoryWriter):
         self.handed_over += 1
 
 
+def generations() -> Generations:
+    """Of the test's own process."""
+    return lifecycle.current().generations
+
+
 class Run:
     """A generation with all that belongs to it."""
 
@@ -140,9 +146,12 @@ class Run:
             Play(asks).plan, Options(**options), stream_id, datetime.now(UTC), time.monotonic()
         )
         leg1 = Upstream(200, EVENT_STREAM, body)
-        self.relay = Relay(self.splice, leg1, self.engine.open, keepalive=0.0, silence=LONG)
+        audit = lifecycle.current().audit
+        self.relay = Relay(self.splice, leg1, self.engine.open, keepalive=0.0, silence=LONG, audit=audit)
         limit = self.splice.options.event_limit
-        self.generation = Generation(self.relay, self.writer, self.store, grace=grace, event_limit=limit)
+        self.generation = Generation(
+            self.relay, self.writer, self.store, generations(), grace=grace, event_limit=limit
+        )
         if begins:
             self.generation.start()
 
@@ -152,7 +161,7 @@ class Run:
 
     async def ended(self) -> State:
         await until(lambda: self.log.ended_at is not None)
-        assert generation.find(self.log.stream_id) is None
+        assert generations().find(self.log.stream_id) is None
         return self.log.state
 
     async def has(self, number: int) -> None:
@@ -172,10 +181,10 @@ class Run:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
+def kept(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
     """What the audit is given."""
     records: list[StreamRecord] = []
-    monkeypatch.setattr(relaying.writer, "record", records.append)
+    monkeypatch.setattr(process.audit, "record", records.append)
     return records
 
 
@@ -183,7 +192,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
 async def nothing_stays(kept: list[StreamRecord]) -> AsyncIterator[None]:
     """When a test is over no generation runs, and no task of one is left."""
     yield
-    assert generation._running == {}
+    assert generations().running == 0
     await until(lambda: not _tasks())
 
 
@@ -227,19 +236,19 @@ async def test_a_stream_runs_to_its_end_without_anybody(kept: list[StreamRecord]
 async def test_it_is_found_while_it_runs_and_its_readers_are_counted() -> None:
     run = Run(Body(*SAID))
     await run.has(2)
-    assert generation.find(STREAM) is run.generation
-    assert (generation.running(), generation.detached(), generation.readers(STREAM)) == (1, 1, 0)
+    assert generations().find(STREAM) is run.generation
+    assert (generations().running, generations().detached, generations().readers(STREAM)) == (1, 1, 0)
     reader = run.log.reader(START)
-    assert (generation.running(), generation.detached(), generation.readers(STREAM)) == (1, 0, 1)
+    assert (generations().running, generations().detached, generations().readers(STREAM)) == (1, 0, 1)
     run.body.says(*REST)
     assert len(await read_to_end(reader)) == 5
     assert await run.ended() is State.FINISHED
-    assert (generation.running(), generation.detached(), generation.readers(STREAM)) == (0, 0, 0)
+    assert (generations().running, generations().detached, generations().readers(STREAM)) == (0, 0, 0)
 
 
 async def test_those_who_want_to_know_are_told_of_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[int] = []
-    monkeypatch.setattr(generation, "on_end", [lambda: ends.append(generation.running())])
+    generations().on_end.append(lambda: ends.append(generations().running))
     runs = [Run(Body(*SAID, *REST), stream_id=name * 32) for name in "abc"]
     for run in runs:
         await run.ended()
@@ -312,24 +321,24 @@ async def test_a_leg_that_breaks_is_continued_under_the_same_numbers(kept: list[
 async def test_one_that_is_broken_on_purpose_is_continued() -> None:
     run = Run(Body(*SAID))
     await run.has(2)
-    assert generation.break_leg(STREAM)
+    assert generations().break_leg(STREAM)
     await until(lambda: run.engine.asked)
     assert run.body.closed >= 1
     run.engine.answer.set_result(Body(*finished(content(" world", ID2)), b""))
     assert await run.ended() is State.FINISHED
     assert run.answer().content == "Hello world"
-    assert not generation.break_leg(STREAM)
-    assert not generation.break_leg("f" * 32)
+    assert not generations().break_leg(STREAM)
+    assert not generations().break_leg("f" * 32)
 
 
 async def test_one_that_is_broken_twice_fails() -> None:
     run = Run(Body(*SAID))
     await run.has(2)
-    assert generation.break_leg(STREAM)
+    assert generations().break_leg(STREAM)
     await until(lambda: run.engine.asked)
     run.engine.answer.set_result(second := Body(role(ID2), content(" wor", ID2)))
     await until(lambda: "wor" in told(run.bytes).content)
-    assert generation.break_leg(STREAM)
+    assert generations().break_leg(STREAM)
     assert await run.ended() is State.FAILED
     assert run.failed("disconnect").content == "Hello wor"
     assert second.closed >= 1
@@ -416,7 +425,7 @@ async def test_the_grace_counts_from_when_one_was_last_seen_there() -> None:
 async def test_a_store_that_cannot_say_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, unknown_seconds: float, answers: list[float | StoreAway], asked: int
 ) -> None:
-    monkeypatch.setattr(generation, "UNKNOWN_SECONDS", unknown_seconds)
+    monkeypatch.setattr("continuation.resume.generation.UNKNOWN_SECONDS", unknown_seconds)
     store = Elsewhere()
     store.answers = [*answers]
     run = Run(Body(*SAID), grace=0.0, store=store)
@@ -429,7 +438,7 @@ async def test_nor_is_it_waited_for_by_a_process_that_stops(monkeypatch: pytest.
     store.answers = [StoreAway("away")]
     run = Run(Body(*SAID), store=store)
     await run.has(2)
-    monkeypatch.setattr(generation, "_stopping", True)
+    generations().is_stopping = True
     run.generation.look_after()
     assert await run.ended() is State.ABANDONED
     assert store.asked == 1
@@ -507,7 +516,7 @@ async def test_what_is_asked_first_is_what_it_ended_for() -> None:
     run = Run(Body(*SAID))
     await run.has(2)
     run.generation.stop()
-    run.generation._give_up(State.ABANDONED, relaying.Reason.CLIENT_GONE)
+    run.generation._give_up(State.ABANDONED, Reason.CLIENT_GONE)
     assert await run.ended() is State.STOPPED
     run.failed("stopped")
 
@@ -518,7 +527,7 @@ def test_a_stop_is_not_forgotten_for_what_is_asked_of_it_then(then: str) -> None
         run = Run(Body(*SAID))
         await run.has(2)
         run.generation.stop()
-        getattr(generation, then)(STREAM)
+        getattr(generations(), then)(STREAM)
         assert await run.ended() is State.STOPPED
         run.failed("stopped")
         assert run.engine.asked == []
@@ -539,7 +548,7 @@ async def test_one_that_was_lost_before_it_began_does_nothing() -> None:
     run = Run(Body(*SAID, *REST), begins=False)
     run.generation.let_go()
     run.generation.start()
-    assert generation.running() == 0
+    assert generations().running == 0
     assert run.bytes == b""
 
 
@@ -547,10 +556,10 @@ async def test_one_that_is_taken_back_is_not_ended_by_the_old_one() -> None:
     """The process has lost the stream, and takes it over while the old relay winds down."""
     run, again = Run(Body(*SAID)), Run(Body(*SAID))
     await again.has(2)
-    assert generation.find(STREAM) is again.generation
+    assert generations().find(STREAM) is again.generation
     run.generation.let_go()
     await run.generation.ended()
-    assert generation.find(STREAM) is again.generation
+    assert generations().find(STREAM) is again.generation
     again.generation.stop()
     assert await again.ended() is State.STOPPED
 
@@ -634,14 +643,14 @@ async def test_another_process_goes_on_with_it_and_here_is_silence(kept: list[St
     assert run.log.ended_at is None
     assert run.body.closed >= 1
     assert kept == []
-    assert generation.find(STREAM) is None
+    assert generations().find(STREAM) is None
 
 
 async def test_so_it_is_while_a_second_leg_is_asked_for(kept: list[StreamRecord]) -> None:
     run = Run(Body(*SAID, BROKEN))
     await until(lambda: run.engine.asked)
     run.generation.let_go()
-    await until(lambda: generation.running() == 0)
+    await until(lambda: generations().running == 0)
     assert run.engine.cancelled == 1
     assert run.log.ended_at is None
     assert kept == []
@@ -654,12 +663,12 @@ async def test_a_shared_one_is_handed_over_and_another_gets_its_ending() -> None
     )
     await shared.has(2)
     await own.has(2)
-    assert not generation.shut_down("a" * 32)
-    assert generation.shut_down("b" * 32)
-    assert not generation.shut_down("c" * 32)
+    assert not generations().shut_down("a" * 32)
+    assert generations().shut_down("b" * 32)
+    assert not generations().shut_down("c" * 32)
     assert await own.ended() is State.FAILED
     own.failed("shutting_down")
-    await until(lambda: generation.running() == 0)
+    await until(lambda: generations().running == 0)
     assert isinstance(shared.writer, Shared)
     assert shared.writer.handed_over == 1
     assert shared.log.ended_at is None
@@ -669,7 +678,7 @@ async def test_a_shared_one_is_handed_over_and_another_gets_its_ending() -> None
 async def test_what_has_its_finish_gets_its_ending_when_the_process_ends() -> None:
     run = Run(Body(*SAID, chunk({}, "stop"), usage(1, 1)), asks=ASKS)
     await run.has(4)
-    assert generation.shut_down(STREAM)
+    assert generations().shut_down(STREAM)
     assert await run.ended() is State.FINISHED
     assert run.answer().done == 1
 
@@ -679,7 +688,7 @@ async def test_all_that_is_left_is_put_away() -> None:
     runs.append(Run(Body(role(), *wide(100)), stream_id="e" * 32))
     stuck = runs[-1].log.reader(START)
     await until(lambda: stuck.behind_bytes > WINDOW_BYTES)
-    await generation.put_away()
+    await generations().put_away()
     for run in runs:
         assert run.log.state is State.FAILED
         run.failed("shutting_down")
@@ -694,11 +703,11 @@ async def test_what_does_not_end_is_waited_for_a_while(monkeypatch: pytest.Monke
         async def aclose(self) -> None:
             await let_go.wait()
 
-    monkeypatch.setattr(generation, "ENDING_SECONDS", 1.0)
+    monkeypatch.setattr("continuation.resume.generation.ENDING_SECONDS", 1.0)
     run, other = Run(Clinging(*SAID), stream_id="a" * 32), Run(Body(*SAID), stream_id="b" * 32)
     await run.has(2)
     await other.has(2)
-    await generation.put_away()
+    await generations().put_away()
     assert other.log.state is State.FAILED
     assert run.log.ended_at is None
     let_go.set()
@@ -706,25 +715,24 @@ async def test_what_does_not_end_is_waited_for_a_while(monkeypatch: pytest.Monke
 
 
 async def test_nothing_to_put_away_is_no_trouble() -> None:
-    await generation.put_away()
-    generation.shut_down_all()
+    await generations().put_away()
+    generations().shut_down_all()
 
 
-async def test_a_process_that_stops_waits_for_nobody_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "_stopping", False)
+async def test_a_process_that_stops_waits_for_nobody_to_come_back() -> None:
     alone, read = (Run(Body(*SAID), stream_id=name * 32) for name in "ab")
     shared = Run(Body(*SAID), stream_id="c" * 32, writer=Shared)
     for run in (alone, read, shared):
         await run.has(2)
     reader = read.log.reader(START)
-    generation.begin_stopping()
+    generations().begin_stopping()
     assert await alone.ended() is State.ABANDONED
     assert read.log.ended_at is None
     await reader.aclose()
     assert await read.ended() is State.ABANDONED
     assert shared.log.ended_at is None
     shared.generation.let_go()
-    await until(lambda: generation.running() == 0)
+    await until(lambda: generations().running == 0)
 
 
 # -- trouble -----------------------------------------------------------------------------------------
@@ -764,8 +772,8 @@ def test_a_reader_and_an_end_may_come_in_any_order() -> None:
     """Each of these, at each point of a stream that is read event by event."""
     acts: list[Callable[[Run], object]] = [
         lambda run: run.generation.stop(),
-        lambda run: generation.break_leg(STREAM),
-        lambda run: generation.shut_down(STREAM),
+        lambda run: generations().break_leg(STREAM),
+        lambda run: generations().shut_down(STREAM),
         lambda run: run.log.reader(START),
     ]
 
@@ -782,7 +790,7 @@ def test_a_reader_and_an_end_may_come_in_any_order() -> None:
         answer = run.answer()
         assert answer.done + len(answer.errors) == 1
         assert len(answer.finishes) <= 1
-        assert generation._running == {}
+        assert generations().running == 0
 
     for after in range(3):
         for first in acts:
@@ -793,7 +801,7 @@ def test_a_reader_and_an_end_may_come_in_any_order() -> None:
 async def test_one_that_is_let_go_before_it_has_begun_leaves_nothing() -> None:
     run = Run(Body(*SAID))
     run.generation.let_go()
-    await until(lambda: generation.running() == 0)
+    await until(lambda: generations().running == 0)
     assert run.body.closed >= 1
     assert (run.bytes, run.log.ended_at) == (b"", None)
 

@@ -10,6 +10,8 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory
 
 from continuation import health
+from continuation.audit import database
+from continuation.lifecycle import Process
 from strategies import cache
 
 request = AsyncRequestFactory()
@@ -31,7 +33,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture
-def hanging_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def hanging_database(process: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The threads that ask it."""
     asked: list[str] = []
     answer = threading.Event()
@@ -40,9 +42,8 @@ def hanging_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         asked.append(threading.current_thread().name)
         answer.wait(20)
 
-    monkeypatch.setattr(health, "_select_one", hang)
+    monkeypatch.setattr(database, "select_one", hang)
     monkeypatch.setattr(health, "DATABASE_SECONDS", 0.05)
-    monkeypatch.setattr(health, "_asked", health.Question())
     yield asked
     answer.set()
 
@@ -91,7 +92,7 @@ async def test_each_check_is_named_with_its_own_state(
     def refuse() -> None:
         raise OperationalError("connection to 10.0.0.5 refused")
 
-    monkeypatch.setattr(health, "_select_one", refuse)
+    monkeypatch.setattr(database, "select_one", refuse)
     loaded.clear()
     response = await health.ready(request.get("/ready"))
     assert response.status_code == 503
@@ -115,11 +116,10 @@ async def test_a_database_that_hangs_is_not_waited_for_and_costs_one_thread(
 
 
 async def test_a_caller_that_leaves_does_not_take_the_answer_from_the_others(
-    loaded: threading.Event, monkeypatch: pytest.MonkeyPatch
+    process: Process, loaded: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(health, "_select_one", lambda: answer.wait(20))
-    monkeypatch.setattr(health, "_asked", health.Question())
+    monkeypatch.setattr(database, "select_one", lambda: answer.wait(20))
     leaving = asyncio.create_task(health._database())
     staying = asyncio.create_task(health._database())
     await asyncio.sleep(0)

@@ -157,13 +157,16 @@ def test_generations_are_those_of_now() -> None:
 
 def test_the_log_is_told_as_it_is_now_and_its_growth_goes_on_over_a_new_log() -> None:
     before = told()
-    held = Held(streams=2, events=7, bytes=700, events_appended=9, bytes_appended=900)
-    noting.watch_log(lambda: held)
+    watch, held = noting.Watch(), Held(streams=2, events=7, bytes=700, events_appended=9, bytes_appended=900)
+    watch.look_at(lambda: held)
+    watch.note()
     now = told()
     assert [now[(f"continuation_log_{what}", ())] for what in ("streams", "events", "bytes")] == [2, 7, 700]
     held.events_appended, held.bytes, held.bytes_appended = 11, 0, 1000
+    watch.note()
     assert told()[("continuation_log_bytes", ())] == 0
-    noting.watch_log(lambda: Held(events_appended=1, bytes_appended=50))
+    watch.look_at(lambda: Held(events_appended=1, bytes_appended=50))
+    watch.note()
     change = moved(before, told())
     assert change == {
         ("continuation_log_events_appended_total", ()): 12,
@@ -179,27 +182,29 @@ def test_nothing_that_is_noted_raises_and_the_first_trouble_is_logged_once(
     def away() -> Held:
         raise OSError("no log")
 
-    noting.watch_log(away)
+    watch = noting.Watch()
+    watch.look_at(away)
+    watch.note()
     wrong: Any = "soon"
     noting.appended(wrong)
     noting.stream_ended(wrong)
     noting.generations(wrong, wrong)
     noting.audit_rows(written=-1)
     assert told()
-    noting.watch_log(Held)
     assert [entry.message for entry in caplog.records] == ["the metrics are not whole any more"]
 
 
 def test_threads_that_note_and_tell_at_once_lose_nothing() -> None:
     before = told()
-    held = Held()
-    noting.watch_log(lambda: held)
+    watch, held = noting.Watch(), Held()
+    watch.look_at(lambda: held)
 
     def note() -> None:
         for _ in range(500):
             noting.resumed("ok")
             held.bytes_appended += 1 if threading.current_thread() is threads[0] else 0
             if not _ % 50:
+                watch.note()
                 told()
 
     threads = [threading.Thread(target=note) for _ in range(4)]
@@ -207,6 +212,7 @@ def test_threads_that_note_and_tell_at_once_lose_nothing() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    watch.note()
     change = moved(before, told())
     assert change[("continuation_resumes_total", (("outcome", "ok"),))] == 2000
     assert change[("continuation_log_bytes_appended_total", ())] == 500
@@ -298,6 +304,7 @@ import sys
 from pathlib import Path
 import django
 django.setup()
+from continuation import lifecycle
 from continuation.metrics import noting as metrics, processes
 from continuation.resume.log import Held
 print(flush=True)
@@ -400,8 +407,8 @@ def test_each_process_tells_the_sum_of_all(process: Callable[..., Process]) -> N
 
 def test_the_log_of_another_process_is_told_within_seconds(process: Callable[..., Process]) -> None:
     one, two = process(), process()
-    one.do("held = Held(bytes=5, bytes_appended=8); metrics.watch_log(lambda: held)")
-    two.do("held = Held(bytes=10, bytes_appended=20); metrics.watch_log(lambda: held)")
+    one.do("held = Held(bytes=5, bytes_appended=8); lifecycle.current().watch.look_at(lambda: held)")
+    two.do("held = Held(bytes=10, bytes_appended=20); lifecycle.current().watch.look_at(lambda: held)")
     _until(lambda: (one.told()[HELD], one.told()[APPENDED]) == (15, 28))
     two.do("held.bytes = 0; held.bytes_appended = 21")
     _until(lambda: (one.told()[HELD], one.told()[APPENDED]) == (5, 29))
@@ -411,7 +418,7 @@ def test_of_a_process_that_ended_well_the_counts_stay_and_what_was_open_goes(
     process: Callable[..., Process],
 ) -> None:
     one, two = process(), process()
-    two.do("held = Held(bytes=7, bytes_appended=9); metrics.watch_log(lambda: held)")
+    two.do("held = Held(bytes=7, bytes_appended=9); lifecycle.current().watch.look_at(lambda: held)")
     two.do("metrics.resumed('ok'); metrics.generations(4, 0)")
     two.end()
     assert two.files() == [f"counter_{two.child.pid}.db"]

@@ -3,13 +3,14 @@
 import re
 from html.parser import HTMLParser
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.contrib.staticfiles import finders
 from django.test import AsyncClient, Client
 
-from continuation.resume import generation
+from continuation.lifecycle import Process
 from continuation.resume import token as tokens
 
 EVENTS = "/admin/continuation/continuationevent/"
@@ -125,11 +126,10 @@ class Relay:
 
 
 @pytest.fixture
-def relay(monkeypatch: pytest.MonkeyPatch) -> Relay:
+def relay(process: Process) -> Relay:
     """Of the stream `ours`, which runs in this process."""
     relay = Relay()
-    running = type("Generation", (), {"relay": relay})()
-    monkeypatch.setitem(generation._running, "ours", running)
+    process.generations.add(Mock(relay=relay, writer=Mock(stream_id="ours")))
     return relay
 
 

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuation import relay
-from continuation.downstream import client
+from continuation import lifecycle
 from continuation.http.headers import RawHeaders
-from continuation.resume import generation, takeover
+from continuation.lifecycle import Process
+from continuation.resume import takeover
 from continuation.resume.log import Entry, Held, Limits, Standing, State, StoreAway, Taken
 from continuation.resume.numbering import Numbering
 from continuation.resume.store.hot import HotLog
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
-from continuation.resume.takeover import packed, stop_orphan, take_over, unpacked
+from continuation.resume.takeover import packed, unpacked
 from continuation.splice.machine import Phase, Splice
 from continuation.splice.record import StreamRecord
-from continuation.vocabulary import Failure
+from continuation.vocabulary import Failure, Reason
 from continuation.wiring import Origin
 from strategies.engines import Engine
 from strategies.types import CompiledStrategy
@@ -451,7 +451,7 @@ def test_an_answer_with_its_finish_that_is_given_up_gets_its_ending() -> None:
         Play(ASKS).reads(role(), content("x"), chunk({}, "stop")),
         second_leg(content("y", ID2), chunk({}, "stop", ident=ID2)),
     ):
-        play.does(play.splice.given_up(relay.Reason.STOPPED, play.now))
+        play.does(play.splice.given_up(Reason.STOPPED, play.now))
         assert len(play.whole().usages) == 1
         assert play.record.outcome in ("completed", "rescued")
 
@@ -638,10 +638,10 @@ def is_in_order(writer: MemoryWriter) -> Told:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
+def kept(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[StreamRecord]:
     """What the audit is given."""
     records: list[StreamRecord] = []
-    monkeypatch.setattr(relay.writer, "record", records.append)
+    monkeypatch.setattr(process.audit, "record", records.append)
     return records
 
 
@@ -654,8 +654,8 @@ async def engine(
     settings.CONTINUATION_URL = session_upstream.url
     settings.RESUME_GRACE_SECONDS = DEADLINE
     yield session_upstream
-    await until(lambda: generation.running() == 0)
-    await client.close_shared()
+    await until(lambda: lifecycle.current().generations.running == 0)
+    await lifecycle.current().downstream.close()
     assert await asyncio.to_thread(session_upstream.settle) == []
 
 
@@ -663,9 +663,9 @@ BACK: RawHeaders = [(b"authorization", b"Bearer sk-two")]
 
 
 async def went_on(store: Orphans, writer: MemoryWriter) -> State:
-    await take_over(store, "0" * 32, BACK)
+    await lifecycle.current().takeovers.take_over(store, "0" * 32, BACK)
     await until(lambda: writer.log.ended_at is not None)
-    assert generation.running() == 0
+    assert lifecycle.current().generations.running == 0
     return writer.log.state
 
 
@@ -693,8 +693,8 @@ async def test_a_stream_is_continued_from_its_log(engine: Upstream, kept: list[S
 async def test_only_one_takes_it_over(engine: Upstream, kept: list[StreamRecord]) -> None:
     store, writer = orphan(role() + content("Hello"))
     store.taken = None
-    await take_over(store, "0" * 32, BACK)
-    assert generation.running() == 0
+    await lifecycle.current().takeovers.take_over(store, "0" * 32, BACK)
+    assert lifecycle.current().generations.running == 0
     assert kept == []
     assert writer.log.ended_at is None
 
@@ -810,23 +810,23 @@ async def test_an_event_that_was_left_open_is_ended_before_the_ending(
 
 async def test_an_orphan_is_stopped_and_says_so() -> None:
     store, writer = orphan(role() + content("Hello"))
-    await stop_orphan(store, "0" * 32)
+    await lifecycle.current().takeovers.stop_orphan(store, "0" * 32)
     assert writer.log.state is State.STOPPED
     assert is_in_order(writer).errors[0]["code"] == "stopped"
-    await stop_orphan(store, "0" * 32)  # by another one, who comes too late
+    await lifecycle.current().takeovers.stop_orphan(store, "0" * 32)  # by another one, who comes too late
     assert len(is_in_order(writer).errors) == 1
 
 
 async def test_one_that_was_whole_is_finished() -> None:
     stream = role() + content("Hello") + chunk({}, "stop") + DONE
     store, writer = orphan(stream)
-    await stop_orphan(store, "0" * 32)
+    await lifecycle.current().takeovers.stop_orphan(store, "0" * 32)
     assert (writer.log.state, logged(writer)) == (State.FINISHED, log_of(stream))
 
 
 async def test_one_that_was_in_the_middle_of_an_event_ends_it_first() -> None:
     store, writer = orphan(entries=left_open())
-    await stop_orphan(store, "0" * 32)
+    await lifecycle.current().takeovers.stop_orphan(store, "0" * 32)
     events = dispatched(logged(writer))
     assert json.loads(events[3].data)["error"]["code"] == "stopped"
     assert len(events) == 4
@@ -840,9 +840,9 @@ async def test_a_store_that_is_away_is_told() -> None:
 
     store = Away(None, MemoryStore(Limits()))
     with pytest.raises(StoreAway):
-        await stop_orphan(store, "0" * 32)
+        await lifecycle.current().takeovers.stop_orphan(store, "0" * 32)
     with pytest.raises(StoreAway):
-        await take_over(store, "0" * 32, [])
+        await lifecycle.current().takeovers.take_over(store, "0" * 32, [])
 
 
 async def test_who_brought_it_about_and_left_does_not_undo_it(
@@ -860,9 +860,9 @@ async def test_who_brought_it_about_and_left_does_not_undo_it(
         return plan(*arguments)
 
     monkeypatch.setattr(takeover, "plan", slow)
-    reader = asyncio.create_task(take_over(store, "0" * 32, BACK))
+    reader = asyncio.create_task(lifecycle.current().takeovers.take_over(store, "0" * 32, BACK))
     await asyncio.to_thread(planning.wait, DEADLINE)
-    stopping = asyncio.create_task(stop_orphan(store, "0" * 32))
+    stopping = asyncio.create_task(lifecycle.current().takeovers.stop_orphan(store, "0" * 32))
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
@@ -870,7 +870,7 @@ async def test_who_brought_it_about_and_left_does_not_undo_it(
     assert await stopping is False  # it is not an orphan any more, and has to be told itself
     await until(lambda: writer.log.ended_at is not None)
     assert is_in_order(writer).content == "Hello world"
-    assert takeover._under_way == {}
+    assert lifecycle.current().takeovers._under_way == {}
 
 
 async def test_a_process_that_ends_lets_go_of_what_it_has_claimed(
@@ -880,13 +880,13 @@ async def test_a_process_that_ends_lets_go_of_what_it_has_claimed(
     planning, gate, handed = threading.Event(), threading.Event(), []
     monkeypatch.setattr(takeover, "plan", lambda *_: (planning.set(), gate.wait(DEADLINE)))
     monkeypatch.setattr(writer, "hand_over", lambda: handed.append("over"))
-    reader = asyncio.create_task(take_over(store, "0" * 32, BACK))
+    reader = asyncio.create_task(lifecycle.current().takeovers.take_over(store, "0" * 32, BACK))
     await asyncio.to_thread(planning.wait, DEADLINE)
-    await takeover.put_away()
+    await lifecycle.current().takeovers.put_away()
     gate.set()
     await reader
     assert handed == ["over"]
-    assert generation.running() == 0
+    assert lifecycle.current().generations.running == 0
 
 
 async def test_a_long_log_is_read_where_it_holds_nobody_up(
@@ -919,11 +919,13 @@ async def test_one_that_is_stopped_as_it_is_taken_over_gets_one_ending(engine: U
         (role() + chunk({"tool_calls": [{"index": 0, "id": "a"}]}), State.FAILED),
     ):
         store, writer = orphan(stream)
-        await takeover._take_over(store, "0" * 32, BACK)  # and not a turn of the loop later
-        running = generation.find("0" * 32)
+        await lifecycle.current().takeovers._take_over(
+            store, "0" * 32, BACK
+        )  # and not a turn of the loop later
+        running = lifecycle.current().generations.find("0" * 32)
         assert running is not None
         running.stop()
-        await until(lambda: generation.running() == 0)
+        await until(lambda: lifecycle.current().generations.running == 0)
         assert is_in_order(writer).done + len(is_in_order(writer).errors) == 1
         assert writer.log.state in (state, State.STOPPED)
 
@@ -932,12 +934,12 @@ async def test_a_continuation_that_says_nothing_can_be_stopped(engine: Upstream)
     gate = Gate()
     engine.script(Reply([Send(role(ID2)), Pause(gate), HoldOpen()]))
     store, writer = orphan(role() + content("Hello"))
-    await take_over(store, "0" * 32, BACK)
+    await lifecycle.current().takeovers.take_over(store, "0" * 32, BACK)
     await asyncio.to_thread(gate.wait_reached)
-    running = generation.find("0" * 32)
+    running = lifecycle.current().generations.find("0" * 32)
     assert running is not None
     running.stop()
-    await until(lambda: generation.running() == 0)
+    await until(lambda: lifecycle.current().generations.running == 0)
     assert writer.log.state is State.STOPPED
     assert is_in_order(writer).errors[0]["code"] == "stopped"
     await asyncio.to_thread(engine.wait_until_idle)

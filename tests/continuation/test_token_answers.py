@@ -8,7 +8,7 @@ from continuation.downstream.client import Upstream
 from continuation.plan import Guarded
 from continuation.splice.machine import OpenTokens
 from continuation.token_route import route
-from continuation.token_route.route import _generated, _Route
+from continuation.token_route.route import Endpoints, _generated, _Route
 from strategies.types import CompiledStrategy, Partial
 
 CHUNK = b'data: {"choices": [{"index": 0, "token_ids": [5]}]}'
@@ -63,7 +63,7 @@ async def told_as_chat(*reads: bytes) -> bytes:
 
     plan = Guarded(b"{}", CompiledStrategy("s", "s"))
     job = OpenTokens(plan, plan.strategy, Partial("", "a"), (), None, (), (), stop_shown=False)
-    pieces = _Route(job, "http://there", nobody)._chatted(Upstream(200, [], Reads(*reads)))
+    pieces = _Route(job, Endpoints(), "http://there", nobody)._chatted(Upstream(200, [], Reads(*reads)))
     return b"".join([piece async for piece in pieces])
 
 

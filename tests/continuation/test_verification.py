@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from continuation.lifecycle import Process
 from continuation.metrics import processes
 from continuation.testbed.simulator import Config, Simulator
 from continuation.verification.bench import Report, verify
@@ -212,9 +213,11 @@ async def test_equal_continuation_requests_are_sent_once() -> None:
     assert len(bodies) == len(set(bodies)) > 10
 
 
-async def test_nothing_of_a_verification_is_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_a_verification_is_audited(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[object] = []
-    monkeypatch.setattr("continuation.audit.writer.record", kept.append)
+    monkeypatch.setattr(process.audit, "record", kept.append)
     report = await verified(HOUSE, "sglang", "generic", cuts=1)
     assert report.configured.total.exact
     assert not kept

@@ -19,7 +19,7 @@ import pytest
 import redis
 from cryptography.fernet import Fernet
 
-from continuation.resume import generation
+from continuation.resume.generation import Generation, Generations
 from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
 from continuation.resume.store.redis import account, following, health, ledger
 from continuation.resume.store.redis.claims import RELEASED_TIMES
@@ -581,7 +581,14 @@ async def test_a_stuck_reader_is_overtaken_where_another_one_reads_elsewhere(
     store, other = opened(redis_server), opened(redis_server)
     writer = await begun(store)
     flood = Flood(1000, 1000)
-    running = generation.Generation(flood, writer, store, grace=60.0, event_limit=2**20)  # type: ignore[arg-type]
+    running = Generation(
+        flood,  # type: ignore[arg-type]
+        writer,
+        store,
+        Generations(),
+        grace=60.0,
+        event_limit=2**20,
+    )
     running.start()
     stuck = writer.log.reader(START)
     entries = await read_to_end(await found(other, writer.stream_id))
