@@ -5,12 +5,12 @@ from typing import Any
 
 from django.db import models
 
-from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, label
 from strategies.engines import Engine
 
 
 def _labelled(words: type[StrEnum]) -> list[tuple[str, str]]:
-    return [(str(word), str(word) or "(none)") for word in words]
+    return [(str(word), label(word)) for word in words]
 
 
 # Callables, so that a new word of the vocabulary needs no migration.

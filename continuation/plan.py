@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from continuation.shapes.chat.asking import asking_for_ids
@@ -12,6 +11,7 @@ from continuation.shapes.chat.chunks import parse
 from continuation.shapes.chat.steps import Read, TooManyValuesError, read_in_steps
 from continuation.shapes.chat.usage import Conversation, Estimator
 from continuation.shapes.members import has_more_values
+from continuation.vocabulary import PassReason
 from strategies.builders import remaining_budget, truth, whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
@@ -23,19 +23,6 @@ INLINE_BYTES = 2**16
 # A body above this is parsed in steps, which takes longer and holds up nobody.
 WHOLE_BYTES = 2**20
 STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
-
-
-class PassReason(StrEnum):
-    """Why a chat request is passed through, in the order in which they are looked for."""
-
-    BODY_TOO_LARGE = "body_too_large"
-    NOT_JSON = "not_json"
-    NOT_STREAM = "not_stream"
-    CLIENT_OPT_OUT = "client_opt_out"
-    CLIENT_CONTINUATION = "client_continuation"
-    STRUCTURED_OUTPUT = "structured_output"
-    NO_STRATEGY = "no_strategy"
-    CONTENT_ENCODED = "content_encoded"  # found only when the answer arrives: it cannot be read
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from continuation.shapes.sse import comment_line
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
 from continuation.splice.record import StreamRecord
 from continuation.token_route.route import Refused, ScaleOutMissing
-from continuation.vocabulary import Failure, Outcome, Reason
+from continuation.vocabulary import Failure, Reason, ended_by
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,6 @@ REFUSAL_BYTES = 2**16
 REFUSAL_SECONDS = 5.0
 # After [DONE] the engine gets so long to end its answer, so that the connection can be used again.
 ENDING_SECONDS = 0.05
-# What the log says of a stream that did not fail by itself.
-UNFAILED: dict[str, str] = {
-    Reason.STOPPED: "stopped by its client",
-    Outcome.CLIENT_GONE: "left by its client",
-    Outcome.FAILED: "ended by the shutdown",
-}
 
 
 class Audit(Protocol):
@@ -278,7 +272,7 @@ def keep(record: StreamRecord | None, audit: Audit) -> None:
     logger.info(
         "request %s: %s %s, %s %s: %s",
         record.request_id,
-        record.failure or UNFAILED.get(record.reason) or UNFAILED.get(record.outcome, "unfailed"),
+        ended_by(record.failure, record.outcome, record.reason),
         record.case,
         record.decision,
         record.route,

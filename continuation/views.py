@@ -33,11 +33,12 @@ from continuation.http.incoming import (
 from continuation.http.response import RelayResponse, json_error
 from continuation.http.threads import worked_out
 from continuation.metrics import families, noting
-from continuation.plan import Guarded, PassReason, Passthrough, plan
+from continuation.plan import Guarded, Passthrough, plan
 from continuation.relay import keep
 from continuation.resume.beginning import UNAVAILABLE, Beginning, is_asked_for
 from continuation.resume.views import resume
 from continuation.splice.machine import Splice
+from continuation.vocabulary import PassReason
 from continuation.wiring import MB, Origin, choice, relay_for, splice_for
 from strategies import cache
 

@@ -19,7 +19,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import mark_process_dead
 
 from continuation.metrics import DIRECTORY
-from continuation.plan import PassReason
+from continuation.vocabulary import PassReason
 
 GUARDED = "guarded"
 UNBROKEN = "unbroken"  # the outcome of a guarded stream that needed nothing

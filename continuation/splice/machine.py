@@ -67,8 +67,8 @@ from continuation.splice.record import StreamRecord
 from continuation.splice.rewrite import Rewriter, chunk_like, finish_choice
 from continuation.splice.seam import RestartDeparted, Seam
 from continuation.splice.shelf import Shelf
-from continuation.splice.wording import failed_message, first_line
-from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
+from continuation.splice.wording import first_line
+from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, failed_message
 from strategies.builders import prefix, without_lone_surrogates
 from strategies.types import CompiledStrategy, Fallback, Partial
 

@@ -1,11 +1,9 @@
-"""What clients and operators read when a stream could not be saved."""
+"""What of an engine's message is quoted to clients and operators."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-
-from continuation.vocabulary import Failure, Reason
 
 MESSAGE_CHARS = 200
 # From here on some engines repeat the request or the conversation in their errors.
@@ -16,42 +14,6 @@ _PROBE_CHARS = 12
 # So much of a line is looked at: what is cut away would not be kept anyway, and an error may be megabytes long.
 _LINE_CHARS = 2 * MESSAGE_CHARS
 _LEAST_PROBE = 4
-
-_FAILURES = {
-    Failure.IDLE_TIMEOUT: "the engine fell silent in mid-answer",
-    Failure.DISCONNECT: "the connection to the engine broke in mid-answer",
-    Failure.EOF: "the engine ended the stream without finishing the answer",
-    Failure.ERROR_EVENT: "the engine reported an error in mid-answer",
-    Failure.ABORTED: "the engine aborted the answer",
-    Failure.MALFORMED: "the engine sent an event that cannot be read",
-}
-_REASONS = {
-    Reason.NONE: "",
-    Reason.TOOL_CALL_SEEN: "a tool call had been delivered, which cannot be continued",
-    Reason.NO_RECOVERABLE_CONTENT: "nothing had been delivered that could be continued",
-    Reason.CONTINUATION_DISABLED: "continuation is switched off",
-    Reason.BUDGET_EXHAUSTED: "no tokens were left of the request's limit",
-    Reason.CLIENT_ERROR: "the request itself is at fault",
-    Reason.CLIENT_GONE: "the client had left",
-    Reason.MULTIPLE_CHOICES: "several choices cannot be continued",
-    Reason.SCALE_OUT_MISSING: "the engine lacks the endpoints that this model's continuation needs",
-    Reason.ENDING_LOST: "only its ending was missing",
-    Reason.EVENT_TOO_LARGE: "an event was too large to be read",
-    Reason.LEG2_UNREACHABLE: "the continuation could not be sent",
-    Reason.LEG2_REFUSED: "the continuation was refused",
-    Reason.LEG2_BROKEN: "the continuation broke off too",
-    Reason.LEG2_EMPTY: "the continuation was empty",
-    Reason.LEG2_RESTARTED: "the continuation started over",
-    Reason.INTERNAL_ERROR: "the gateway met an unexpected error",
-    Reason.SHUTTING_DOWN: "the gateway is shutting down",
-    Reason.STOPPED: "it was stopped on request",
-}
-
-
-def failed_message(failure: Failure | None, reason: Reason) -> str:
-    """failure is None where the engine has done nothing wrong."""
-    why = (_FAILURES[failure] if failure else "", _REASONS[reason])
-    return f"The stream was interrupted: {'; '.join(filter(None, why))}."
 
 
 def opening_of(text: str) -> str:

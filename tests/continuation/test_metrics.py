@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from continuation.metrics import families, noting, processes
-from continuation.plan import PassReason
 from continuation.resume.log import Held
 from continuation.splice.record import StreamRecord
-from continuation.vocabulary import Failure, Outcome, Reason, Route
+from continuation.vocabulary import Failure, Outcome, PassReason, Reason, Route
 from tests.harness import pages
 from tests.harness.figures import Figures, figures, key, moved
 from tests.harness.figures import families as families_in

@@ -10,10 +10,9 @@ import pytest
 from django.conf import settings
 from django.core.management import get_commands
 
-from continuation.plan import PassReason
 from continuation.resume.views import ERRORS
 from continuation.views import UNDELIVERED
-from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route
+from continuation.vocabulary import Case, Decision, Failure, Outcome, PassReason, Reason, Route
 from gatewaysite.server.exchange import BROKEN, REFUSED
 from strategies.models import Strategy
 from tests.harness import pages

@@ -12,6 +12,7 @@ from continuation.plan import Choice, Guarded, Passthrough, plan
 from continuation.shapes.chat.chunks import parse
 from continuation.shapes.chat.steps import TooManyValuesError, read_in_steps, slices
 from continuation.shapes.chat.usage import Conversation, Estimator
+from continuation.vocabulary import PassReason
 from strategies.types import StrategyBook
 
 LEAST = 64
@@ -169,7 +170,7 @@ def test_a_text_may_be_cut_anywhere(before: int, one: str, ascii_only: bool) -> 
 )
 def test_a_comma_without_a_value_is_no_json(array: bytes) -> None:
     body = b'{"stream":true,"messages":%s}' % array.replace(b"1", b"1" * 99)
-    assert planned(body, step=LEAST) == planned(body, step=0) == Passthrough(planning.PassReason.NOT_JSON)
+    assert planned(body, step=LEAST) == planned(body, step=0) == Passthrough(PassReason.NOT_JSON)
 
 
 def test_what_a_client_says_is_no_stand_in() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from continuation.plan import PassReason
+from continuation.vocabulary import PassReason
 from tests.continuation.test_readme import refusals
 from tests.e2e.asking import QUESTION, asking_usage, body
 from tests.e2e.conftest import Chat, GatewayFor
