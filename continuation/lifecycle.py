@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from django.conf import settings
 
 from continuation.audit.database import Question
-from continuation.audit.writer import Writer
+from continuation.audit.writer import AuditWriter
 from continuation.downstream import reactor
 from continuation.downstream.client import Downstream
 from continuation.downstream.shortage import Notice
@@ -42,7 +42,7 @@ class Process:
     """
 
     def __init__(self) -> None:
-        self.audit = Writer()
+        self.audit = AuditWriter()
         self.downstream = Downstream()
         self.parts = Parts(self.downstream, Endpoints(), self.audit)
         self.generations = Generations()

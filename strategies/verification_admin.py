@@ -108,7 +108,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class VerificationLine:
     name: str
     route: str
     marks: tuple[str, ...]
@@ -123,8 +123,8 @@ class Matrix:
 
     run: VerificationRun
     places: Sequence[str]
-    lines: Sequence[Line]
-    rest: Sequence[Line]
+    lines: Sequence[VerificationLine]
+    rest: Sequence[VerificationLine]
     edited: bool
 
 
@@ -144,13 +144,17 @@ def _importance(variant: dict[str, Any]) -> tuple[Any, ...]:
     return not variant["configured"], not variant["recommended"], not variant["finalist"], -variant["exact"]
 
 
-def _line(variant: dict[str, Any], results: dict[str, VerificationResult], places: Iterable[str]) -> Line:
+def _line(
+    variant: dict[str, Any], results: dict[str, VerificationResult], places: Iterable[str]
+) -> VerificationLine:
     marks = tuple(mark for mark in ("configured", "recommended") if variant[mark])
     marks += () if variant["finalist"] else ("first cuts only",)
     equal = sum(result.usage_equal for result in results.values())
     cells = tuple(_cell(results.get(place)) for place in places)
     total = f"{variant['exact']}/{variant['total']}"
-    return Line(variant["name"], variant["route"], marks, cells, total, f"{equal}/{variant['exact']}")
+    return VerificationLine(
+        variant["name"], variant["route"], marks, cells, total, f"{equal}/{variant['exact']}"
+    )
 
 
 def _cell(result: VerificationResult | None) -> Cell:

@@ -48,7 +48,7 @@ class Counts:
     queued: int
 
 
-class Writer:
+class AuditWriter:
     """The queue and its thread, which starts with the first record.
 
     `_changed` guards the fields below it. It is held for moments only, never while the database is asked.

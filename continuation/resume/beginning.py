@@ -17,7 +17,7 @@ from continuation.metrics import noting
 from continuation.patience import is_done_within
 from continuation.plan import Guarded
 from continuation.resume import token
-from continuation.resume.log import START, Writer
+from continuation.resume.log import START, LogWriter
 from continuation.resume.readers import names, reading_for, says
 from continuation.resume.takeover import packed
 from continuation.splice.machine import Splice
@@ -52,7 +52,7 @@ class Beginning:
     request: HttpRequest
     origin: Origin
     refusal: dict[bytes, bytes] = field(default_factory=dict)
-    task: asyncio.Task[Writer | None] | None = None
+    task: asyncio.Task[LogWriter | None] | None = None
 
     @classmethod
     def of(cls, request: HttpRequest, origin: Origin, planned: Guarded) -> Beginning:
@@ -85,7 +85,7 @@ class Beginning:
             self.task.cancel()
             self.task.add_done_callback(_discard)
 
-    async def _writer(self) -> Writer | None:
+    async def _writer(self) -> LogWriter | None:
         if self.task is None:
             return None
         if await is_done_within(self.task, PATIENCE):
@@ -93,7 +93,7 @@ class Beginning:
         self.give_up()
         return None
 
-    def _begun(self, task: asyncio.Task[Writer | None]) -> Writer | None:
+    def _begun(self, task: asyncio.Task[LogWriter | None]) -> LogWriter | None:
         try:
             return task.result()
         except Exception:  # whatever it is, the stream does not depend on it
@@ -101,7 +101,7 @@ class Beginning:
             return None
 
 
-def _discard(task: asyncio.Task[Writer | None]) -> None:
+def _discard(task: asyncio.Task[LogWriter | None]) -> None:
     with suppress(asyncio.CancelledError, Exception):
         if (writer := task.result()) is not None:
             writer.discard()

@@ -12,7 +12,7 @@ from django.conf import settings
 
 from continuation.metrics import noting
 from continuation.relay import Relay
-from continuation.resume.log import State, Store, StoreAway, Writer
+from continuation.resume.log import LogWriter, State, Store, StoreAway
 from continuation.resume.numbering import Numbering, ending_of
 from continuation.splice.machine import Phase, interrupted_event
 from continuation.vocabulary import Reason
@@ -38,7 +38,7 @@ class Generation:
     def __init__(
         self,
         relay: Relay,
-        writer: Writer,
+        writer: LogWriter,
         store: Store,
         all_here: Generations,
         *,
@@ -236,7 +236,7 @@ class Generations:
         self.on_end: list[Callable[[], None]] = []  # called after each end
         self.is_stopping = False  # the process lets nobody in any more
 
-    def start(self, relay: Relay, writer: Writer, store: Store) -> None:
+    def start(self, relay: Relay, writer: LogWriter, store: Store) -> None:
         """From now on the stream runs, whoever reads it."""
         grace, limit = settings.RESUME_GRACE_SECONDS, relay.splice.options.event_limit
         Generation(relay, writer, store, self, grace=grace, event_limit=limit).start()

@@ -64,7 +64,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogSlice:
     """Entries after a cursor, none if there is nothing new. aside: comment lines that came while this reader was there,
     which are in no log. lost: what came right after the cursor has been trimmed,
     or the whole log has expired, or is another process's by now: `Store.find` tells. ended: nothing comes after these
@@ -108,7 +108,7 @@ class Reader(Protocol):
     """One who reads a log from a cursor on. As long as it is open the stream has a reader. Raises StoreAway where the
     log is not in this process."""
 
-    async def read(self, most: int = PIECE_BYTES) -> Piece:
+    async def read(self, most: int = PIECE_BYTES) -> LogSlice:
         """What comes next, as much as is there; nothing is given twice."""
         ...
 
@@ -161,7 +161,7 @@ class LocalLog(Log, Protocol):
         ...
 
 
-class Writer(Protocol):
+class LogWriter(Protocol):
     """One stream's log, for the generation that runs in this process. None of these raises."""
 
     @property
@@ -216,7 +216,7 @@ class Taken:
     """A stream that this process has taken over. entries: all that the log holds; whole: from the first event on.
     request: what `begin` was given."""
 
-    writer: Writer
+    writer: LogWriter
     entries: tuple[Entry, ...]
     whole: bool
     standing: Standing
@@ -236,7 +236,7 @@ class Store(Protocol):
         """Begin to connect, so that the first stream finds the store ready. Never waits, never raises."""
         ...
 
-    async def begin(self, stream_id: str, request: bytes, seconds: float) -> Writer | None:
+    async def begin(self, stream_id: str, request: bytes, seconds: float) -> LogWriter | None:
         """A new stream; None where it cannot be resumable: a limit is reached, or the store does not answer within
         `seconds`. request: what a takeover needs, kept as long as the stream runs."""
         ...

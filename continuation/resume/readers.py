@@ -12,7 +12,7 @@ from continuation.metrics import noting
 from continuation.resume import token as tokens
 from continuation.resume.log import Cursor, Log
 from continuation.resume.reading import Asked, Reading
-from continuation.resume.token import Kind
+from continuation.resume.token import TokenKind
 
 TRUE = ("1", "true", "yes", "on")
 
@@ -26,7 +26,7 @@ def authorization(request: HttpRequest) -> str:
 
 
 def _issued(stream_id: str, caller: str, position: int | None = None) -> str:
-    noting.token_issued(Kind.HEADER if position is None else Kind.CHECKPOINT)
+    noting.token_issued(TokenKind.HEADER if position is None else TokenKind.CHECKPOINT)
     return tokens.issue(stream_id, caller, position)
 
 

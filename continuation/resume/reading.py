@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from continuation.http.ending import break_off
 from continuation.relay import KEEPALIVE
-from continuation.resume.log import Cursor, Log, Piece, Reader, Standing, State, StoreAway
+from continuation.resume.log import Cursor, Log, LogSlice, Reader, Standing, State, StoreAway
 from continuation.resume.numbering import closing, ending_of
 from continuation.shapes.chat.chunks import event_of
 
@@ -113,7 +113,7 @@ class Reading:
         self._away_since = 0.0
         return answer
 
-    def _told(self, piece: Piece) -> bytes:
+    def _told(self, piece: LogSlice) -> bytes:
         if piece.entries:
             last = piece.entries[-1]
             self._cursor, self._open = last.cursor, last.data[-1:] if last.open else b""

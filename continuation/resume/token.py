@@ -22,13 +22,13 @@ TOKEN_SECONDS = 24 * 3600
 MOST_CHARACTERS = 512
 
 
-class Kind(StrEnum):
+class TokenKind(StrEnum):
     HEADER = "header"  # of the answer; it says nothing of a position
     CHECKPOINT = "checkpoint"  # inside the stream
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ResumeToken:
     """position: the event after which it resumes by itself, None if it does not say. expired: too old to be used."""
 
     stream_id: str
@@ -36,8 +36,8 @@ class Token:
     expired: bool = False
 
     @property
-    def kind(self) -> Kind:
-        return Kind.HEADER if self.position is None else Kind.CHECKPOINT
+    def kind(self) -> TokenKind:
+        return TokenKind.HEADER if self.position is None else TokenKind.CHECKPOINT
 
 
 def new_stream_id() -> str:
@@ -52,7 +52,7 @@ def issue(stream_id: str, authorization: str, position: int | None = None) -> st
     return signing.dumps(said, salt=_SALT)
 
 
-def read(text: str, authorization: str) -> Token | None:
+def read(text: str, authorization: str) -> ResumeToken | None:
     """None for a token that is not ours, or not this caller's: nobody is told which."""
     if len(text) > MOST_CHARACTERS:
         return None
@@ -65,7 +65,7 @@ def read(text: str, authorization: str) -> Token | None:
     stream_id, position = said.get("s"), said.get("n")
     if not isinstance(stream_id, str) or not (position is None or _is_position(position)):
         return None
-    return Token(stream_id, position, expired)
+    return ResumeToken(stream_id, position, expired)
 
 
 def _is_position(value: object) -> bool:

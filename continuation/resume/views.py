@@ -23,7 +23,7 @@ from continuation.metrics import noting as metrics
 from continuation.resume import token as tokens
 from continuation.resume.log import Log, Standing, State, StoreAway, after
 from continuation.resume.readers import authorization, names, reading_for
-from continuation.resume.token import Token
+from continuation.resume.token import ResumeToken
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ STOPPING_SECONDS = 3.0
 @dataclass(frozen=True, slots=True)
 class Found:
     stream_id: str
-    token: Token
+    token: ResumeToken
     log: Log
     standing: Standing
 
 
-class Refused(Exception):
+class ResumeRefused(Exception):
     """A code of ERRORS, and what else its answer says."""
 
     def __init__(self, code: str, message: str = "", **more: Any) -> None:
@@ -70,7 +70,7 @@ class Refused(Exception):
 async def stream(request: HttpRequest, stream_id: str) -> HttpResponseBase:
     """GET: the events behind a cursor, then what comes. DELETE: the generation is stopped."""
     if not _is_served():
-        return _refusal(request, Refused("not_found"))
+        return _refusal(request, ResumeRefused("not_found"))
     match request.method:
         case "GET":
             return await resume(request, stream_id)
@@ -82,14 +82,14 @@ async def stream(request: HttpRequest, stream_id: str) -> HttpResponseBase:
 
 async def status(request: HttpRequest, stream_id: str) -> HttpResponseBase:
     if not _is_served():
-        return _refusal(request, Refused("not_found"))
+        return _refusal(request, ResumeRefused("not_found"))
     if request.method not in ("GET", "HEAD"):
         return _refusal(request, _only("GET, HEAD"))
     return await _answered(request, _status(request, stream_id))
 
 
 async def nothing(request: HttpRequest, *args: str) -> HttpResponse:
-    return _refusal(request, Refused("not_found"))
+    return _refusal(request, ResumeRefused("not_found"))
 
 
 async def resume(request: HttpRequest, stream_id: str | None = None) -> HttpResponseBase:
@@ -98,7 +98,7 @@ async def resume(request: HttpRequest, stream_id: str | None = None) -> HttpResp
     try:
         found = await _found(request, stream_id)
         cursor = _cursor(request, found)
-    except (Refused, StoreAway) as trouble:
+    except (ResumeRefused, StoreAway) as trouble:
         refused = _as_refused(request, trouble)
         metrics.resumed(OUTCOMES.get(refused.code, refused.code))
         return _refusal(request, refused)
@@ -177,15 +177,15 @@ async def _found(request: HttpRequest, stream_id: str | None) -> Found:
     text = request.headers.get("X-Resume-Token") or request.GET.get("token", "")
     token = tokens.read(text, authorization(request)) if text else None
     if token is None or not constant_time_compare(token.stream_id, stream_id or token.stream_id):
-        raise Refused("not_found")
+        raise ResumeRefused("not_found")
     if token.expired:
-        raise Refused("expired", available=None)
+        raise ResumeRefused("expired", available=None)
     store = lifecycle.current().store()
     log = await store.find(token.stream_id)
     standing = await log.standing() if log else None
     if log is None or standing is None:
         forgotten = await store.may_have_forgotten()
-        raise Refused("resume_unavailable") if forgotten else Refused("expired", available=None)
+        raise ResumeRefused("resume_unavailable") if forgotten else ResumeRefused("expired", available=None)
     return Found(token.stream_id, token, log, standing)
 
 
@@ -210,13 +210,13 @@ def _cursor(request: HttpRequest, found: Found) -> int:
             f"Events {cursor + 1} to {standing.first - 1} are not kept any more; "
             f"what can be had is behind Last-Event-ID {standing.first - 1}."
         )
-        raise Refused("trimmed", message, available=_available(standing))
+        raise ResumeRefused("trimmed", message, available=_available(standing))
     return cursor
 
 
-def _bad_cursor(standing: Standing) -> Refused:
+def _bad_cursor(standing: Standing) -> ResumeRefused:
     allowed = f"a whole number from {standing.first - 1} to {standing.last}"
-    return Refused("bad_cursor", f"Last-Event-ID must be the id of an event of this stream: {allowed}.")
+    return ResumeRefused("bad_cursor", f"Last-Event-ID must be the id of an event of this stream: {allowed}.")
 
 
 def _available(standing: Standing) -> dict[str, int] | None:
@@ -233,18 +233,18 @@ def _is_served() -> bool:
 async def _answered(request: HttpRequest, answer: Awaitable[HttpResponse]) -> HttpResponse:
     try:
         return await answer
-    except (Refused, StoreAway) as trouble:
+    except (ResumeRefused, StoreAway) as trouble:
         return _refusal(request, _as_refused(request, trouble))
 
 
-def _as_refused(request: HttpRequest, trouble: Refused | StoreAway) -> Refused:
-    if isinstance(trouble, Refused):
+def _as_refused(request: HttpRequest, trouble: ResumeRefused | StoreAway) -> ResumeRefused:
+    if isinstance(trouble, ResumeRefused):
         return trouble
     logger.warning("request %s: the resume log is away: %s", request_id(request), trouble)
-    return Refused("resume_unavailable")
+    return ResumeRefused("resume_unavailable")
 
 
-def _refusal(request: HttpRequest, refused: Refused) -> HttpResponse:
+def _refusal(request: HttpRequest, refused: ResumeRefused) -> HttpResponse:
     status, message = ERRORS[refused.code]
     kind = "upstream_error" if status >= 500 else "invalid_request_error"
     headers = _own_headers(request)
@@ -260,8 +260,8 @@ def _own_headers(request: HttpRequest) -> dict[str, str]:
     return {"X-Request-Id": request_id(request), "Cache-Control": "no-store"}
 
 
-def _only(methods: str) -> Refused:
-    return Refused("method_not_allowed", f"Only {methods} here.", allow=methods)
+def _only(methods: str) -> ResumeRefused:
+    return ResumeRefused("method_not_allowed", f"Only {methods} here.", allow=methods)
 
 
 def _once(note: Callable[[], None]) -> Callable[[], None]:

@@ -8,7 +8,7 @@ from continuation.vocabulary import Decision, Reason, Route
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class Breakage:
     """What is known when leg 1 has failed. remaining is the token budget left, None without a limit."""
 
     tool_call_seen: bool
@@ -32,7 +32,7 @@ class Verdict:
     route: Route = Route.NONE
 
 
-def decide(state: State) -> Verdict:
+def decide(state: Breakage) -> Verdict:
     reason = next((reason for applies, reason in _refusals(state) if applies), None)
     if reason is None:
         return Verdict(Decision.CONTINUE, route=_route(state))
@@ -41,7 +41,7 @@ def decide(state: State) -> Verdict:
     return Verdict(Decision.REFUSE, reason)
 
 
-def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
+def _refusals(state: Breakage) -> tuple[tuple[bool, Reason], ...]:
     return (
         (state.other_choices, Reason.MULTIPLE_CHOICES),
         (state.tool_call_seen and not state.ids_carried, Reason.TOOL_CALL_SEEN),
@@ -53,13 +53,13 @@ def _refusals(state: State) -> tuple[tuple[bool, Reason], ...]:
     )
 
 
-def _nothing_to_continue(state: State) -> bool:
+def _nothing_to_continue(state: Breakage) -> bool:
     """A tool call may come without any text; its ids are then all that is continued."""
     empty = state.empty and not (state.tool_call_seen and state.ids_carried)
     return empty or state.unreadable or state.too_large
 
 
-def _route(state: State) -> Route:
+def _route(state: Breakage) -> Route:
     if not state.takes_tokens:
         return Route.CHAT_CONTINUE
     return Route.CARRIED_IDS if state.ids_carried else Route.RENDER_GENERATE

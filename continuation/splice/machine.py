@@ -61,7 +61,7 @@ from continuation.shapes.chat.chunks import (
 )
 from continuation.shapes.chat.usage import Conversation, Delivered, Estimator, delivered, joined_usage
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
-from continuation.splice.decision import State, Verdict, decide
+from continuation.splice.decision import Breakage, Verdict, decide
 from continuation.splice.leg import Leg
 from continuation.splice.record import StreamRecord
 from continuation.splice.rewrite import Rewriter, chunk_like, finish_choice
@@ -680,9 +680,9 @@ class Splice:
         prompt = before.prompt if before.prompt is not None else self._leg1.prompt_tokens
         self._before = replace(before, prompt=prompt)
 
-    def _state(self, failure: Failure, value: Any) -> State:
+    def _state(self, failure: Failure, value: Any) -> Breakage:
         leg = self._leg1
-        return State(
+        return Breakage(
             tool_call_seen=leg.tool_call_seen,
             empty=self._partial.is_empty,
             unreadable=leg.unreadable,

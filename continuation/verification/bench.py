@@ -29,15 +29,15 @@ from continuation.splice.record import StreamRecord
 from continuation.token_route.route import COMPLETIONS, Endpoints, open_tokens
 from continuation.verification import cuts, telling, verdicts
 from continuation.verification.cuts import Cut, Place
-from continuation.verification.door import CHAT_PATH, Door, Heard
+from continuation.verification.door import CHAT_PATH, EngineDoor, WholeAnswer
 from continuation.verification.knowledge import Knowledge, Probe
 from continuation.verification.order import DEFAULT_PROMPTS, Order, Progress, Trouble, greedy_body
 from continuation.verification.probes import Probing
 from continuation.verification.ranking import Measured, Recommendation, finalists, recommend
 from continuation.verification.recording import RecordedAnswer, Recording, learn_from, record_answer
-from continuation.verification.telling import Told
+from continuation.verification.telling import HeardAnswer
 from continuation.verification.variants import Variant, variants
-from continuation.verification.verdicts import Finding, Verdict
+from continuation.verification.verdicts import Finding, Likeness
 from continuation.vocabulary import Decision, Reason
 
 # Cuts of each kind that decide which combinations of chat-continue are looked at more closely.
@@ -59,7 +59,7 @@ class Report:
 
 async def verify(order: Order) -> AsyncGenerator[Progress | Report, None]:
     """Progress now and then, and the Report last. Raises Trouble."""
-    async with Door(order) as door:
+    async with EngineDoor(order) as door:
         yield Progress(0, 0, "asking the engine")
         known, probes = await Probing(door, order).found()
         answers: list[RecordedAnswer] = []
@@ -106,7 +106,9 @@ class _Whole:
 class _Bench:
     """Every variant at every cut."""
 
-    def __init__(self, door: Door, order: Order, known: Knowledge, answers: Sequence[RecordedAnswer]) -> None:
+    def __init__(
+        self, door: EngineDoor, order: Order, known: Knowledge, answers: Sequence[RecordedAnswer]
+    ) -> None:
         self._door = door
         self._order = order
         self._known = known
@@ -120,8 +122,8 @@ class _Bench:
         self._cuts = cuts.choose(every, order.cuts)
         if not self._cuts:
             raise Trouble("no answer had anything to cut; give other prompts, or a larger --max-tokens")
-        self._kept: dict[bytes, asyncio.Task[Heard]] = {}
-        self._uninterrupted: dict[tuple[int, bool], Told] = {}
+        self._kept: dict[bytes, asyncio.Task[WholeAnswer]] = {}
+        self._uninterrupted: dict[tuple[int, bool], HeardAnswer] = {}
         self._done = self._total = 0
         self._gone = ""
         # Under a name of its own, for what is remembered of missing endpoints here is nothing to the gateway or to
@@ -185,7 +187,7 @@ class _Bench:
         recording = answer.again if plan.carries_ids else answer.plain
         events = cuts.events_at(cut, recording.steps)
         if not events:
-            return Finding(Verdict.NOT_TRIED, "nothing had been told by then")
+            return Finding(Likeness.NOT_TRIED, "nothing had been told by then")
         want = self._whole(cut.prompt, plan, recording)
         beginning = b"".join(event.raw for event in recording.events[:events])
         splice = self._splice(plan)
@@ -193,10 +195,10 @@ class _Bench:
             async with asyncio.timeout(self._order.seconds):
                 got = await self._continued(splice, beginning, variant)
         except TimeoutError:
-            return Finding(Verdict.REFUSED, f"no ending within {self._order.seconds:g} seconds")
+            return Finding(Likeness.REFUSED, f"no ending within {self._order.seconds:g} seconds")
         record = splice.record()
         if record is None:
-            return Finding(Verdict.NOT_TRIED, "the answer was whole already")
+            return Finding(Likeness.NOT_TRIED, "the answer was whole already")
         return verdicts.judge(
             want,
             telling.told(got),
@@ -206,7 +208,7 @@ class _Bench:
             reason=_reason(record),
         )
 
-    def _whole(self, prompt: int, plan: Guarded, recording: Recording) -> Told:
+    def _whole(self, prompt: int, plan: Guarded, recording: Recording) -> HeardAnswer:
         """What a client is shown of the answer when nothing breaks."""
         key = prompt, plan.carries_ids
         if key not in self._uninterrupted:
@@ -257,7 +259,7 @@ class _Bench:
 
         return post
 
-    async def _once(self, body: bytes) -> Heard:
+    async def _once(self, body: bytes) -> WholeAnswer:
         """The answer to a continuation request; an equal one is not sent again."""
         key = hashlib.blake2b(body).digest()
         if key not in self._kept:

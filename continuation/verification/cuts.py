@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from continuation.verification.telling import Step, Told
+from continuation.verification.telling import Extent, HeardAnswer
 
 # So many characters before its last one an answer is near its end.
 NEAR_END = 8
@@ -36,10 +36,10 @@ class Cut:
 
     prompt: int
     place: Place
-    step: Step
+    step: Extent
 
 
-def place_of(step: Step, whole: Told) -> Place:
+def place_of(step: Extent, whole: HeardAnswer) -> Place:
     if step.calls:
         return Place.TOOL_CALL
     if step.content:
@@ -58,7 +58,7 @@ def place_of(step: Step, whole: Told) -> Place:
     )
 
 
-def _in_content(step: Step, whole: Told) -> Place:
+def _in_content(step: Extent, whole: HeardAnswer) -> Place:
     text, rest = whole.content[: step.content], whole.content[step.content :]
     if text.isspace():
         return Place.CONTENT_BLANK
@@ -94,7 +94,7 @@ def _is_wide(character: str) -> bool:
     return ord(character) >= 0x2E80
 
 
-def cuts_of(prompt: int, steps: Sequence[Step], whole: Told) -> list[Cut]:
+def cuts_of(prompt: int, steps: Sequence[Extent], whole: HeardAnswer) -> list[Cut]:
     """All cut places of an answer. Where no step tells one character of content, the first that tells any does."""
     found = [Cut(prompt, place_of(step, whole), step) for step in steps]
     if any(cut.place is Place.CONTENT_START for cut in found):
@@ -122,7 +122,7 @@ def spread(cuts: Sequence[Cut], most: int) -> list[Cut]:
     return [cuts[round(number * (len(cuts) - 1) / (most - 1))] for number in range(most)]
 
 
-def events_at(cut: Cut, steps: Sequence[Step]) -> int:
+def events_at(cut: Cut, steps: Sequence[Extent]) -> int:
     """How many events of another recording of the same answer bring it as far as `cut`; 0 for none."""
     if cut.step in steps:
         return cut.step.events

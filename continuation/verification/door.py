@@ -21,7 +21,7 @@ PROBE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class WholeAnswer:
     """A whole answer."""
 
     status: int
@@ -43,7 +43,7 @@ class Heard:
         return f"status {self.status}" + (f": {text.splitlines()[0][:160]}" if text.strip() else "")
 
 
-class Door:
+class EngineDoor:
     """The engine's endpoints. A client of its own: the gateway's belongs to another event loop."""
 
     def __init__(self, order: Order) -> None:
@@ -58,7 +58,7 @@ class Door:
         if order.api_key:
             self._headers.append((b"authorization", b"Bearer " + order.api_key.encode()))
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> EngineDoor:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -77,7 +77,9 @@ class Door:
         answer = await self._client.send(request, stream=True)
         return Upstream(answer.status_code, list(answer.headers.raw), answer.extensions["body"])
 
-    async def heard(self, path: str, body: bytes | None = None, seconds: float = PROBE_SECONDS) -> Heard:
+    async def heard(
+        self, path: str, body: bytes | None = None, seconds: float = PROBE_SECONDS
+    ) -> WholeAnswer:
         """The whole answer. Raises httpx.HTTPError, TimeoutError."""
         async with asyncio.timeout(seconds):
             upstream = await self.open(path, body)
@@ -87,17 +89,17 @@ class Door:
                     read += more
             finally:
                 upstream.body.close()
-        return Heard(upstream.status, upstream.headers, read)
+        return WholeAnswer(upstream.status, upstream.headers, read)
 
-    async def asked(self, path: str, value: JSON | None = None) -> Heard:
+    async def asked(self, path: str, value: JSON | None = None) -> WholeAnswer:
         """A probe: status 0 where the engine did not answer it."""
         return await self.asked_raw(path, None if value is None else dump(value))
 
-    async def asked_raw(self, path: str, body: bytes | None) -> Heard:
+    async def asked_raw(self, path: str, body: bytes | None) -> WholeAnswer:
         try:
             return await self.heard(path, body)
         except (httpx.HTTPError, TimeoutError) as trouble:
-            return Heard(0, [], dump({"error": {"message": describe(trouble)}}))
+            return WholeAnswer(0, [], dump({"error": {"message": describe(trouble)}}))
 
     async def streamed(self, body: bytes) -> bytes:
         """An answer that must come. Raises Trouble."""
@@ -116,7 +118,7 @@ class Door:
         return (await self.asked("/v1/models")).status == 200
 
 
-async def detokenized(door: Door, model: str, ids: Sequence[int]) -> str:
+async def detokenized(door: EngineDoor, model: str, ids: Sequence[int]) -> str:
     """ "" where the engine does not say."""
     answer = (await door.asked("/detokenize", {"model": model, "tokens": list(ids)})).json
     return text_of(answer.get("prompt")) or text_of(answer.get("text"))

@@ -9,7 +9,7 @@ from typing import Any
 from continuation.shapes.chat.asking import asking_for_ids
 from continuation.shapes.chat.chunks import JSON, count, dump, text_of
 from continuation.token_route.route import DERENDER, GENERATE, RENDER
-from continuation.verification.door import CHAT_PATH, Door, detokenized
+from continuation.verification.door import CHAT_PATH, EngineDoor, detokenized
 from continuation.verification.knowledge import Knowledge, Probe
 from continuation.verification.order import Order, Trouble, question
 from continuation.verification.variants import GENERIC_TOKENS
@@ -21,7 +21,7 @@ MISSING = (403, 404, 405, 501)
 class Probing:
     """Asks what can be asked before any answer is generated."""
 
-    def __init__(self, door: Door, order: Order) -> None:
+    def __init__(self, door: EngineDoor, order: Order) -> None:
         self._door = door
         self._order = order
         self._model = order.model

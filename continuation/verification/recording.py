@@ -11,10 +11,10 @@ from continuation.shapes.chat.asking import asking_for_ids
 from continuation.shapes.chat.chunks import JSON, choices, dump
 from continuation.shapes.sse import Event
 from continuation.verification import telling
-from continuation.verification.door import Door, detokenized
+from continuation.verification.door import EngineDoor, detokenized
 from continuation.verification.knowledge import Knowledge, Probe
 from continuation.verification.order import Trouble
-from continuation.verification.telling import Told
+from continuation.verification.telling import HeardAnswer
 from strategies.types import CompiledStrategy
 
 
@@ -23,8 +23,8 @@ class Recording:
     """One whole answer as it came, event by event, and as a client understands it."""
 
     events: tuple[Event, ...]
-    steps: tuple[telling.Step, ...]
-    told: Told
+    steps: tuple[telling.Extent, ...]
+    told: HeardAnswer
 
     @classmethod
     def of(cls, stream: bytes) -> Recording:
@@ -41,7 +41,7 @@ class RecordedAnswer:
     again: Recording
 
 
-async def record_answer(door: Door, body: JSON, known: Knowledge) -> RecordedAnswer:
+async def record_answer(door: EngineDoor, body: JSON, known: Knowledge) -> RecordedAnswer:
     plain = Recording.of(await door.streamed(dump(body)))
     if plain.told.error is not None:
         raise Trouble(f"the engine broke off: {plain.told.error.get('message')}")
@@ -51,7 +51,7 @@ async def record_answer(door: Door, body: JSON, known: Knowledge) -> RecordedAns
 
 
 async def learn_from(
-    door: Door, known: Knowledge, answers: Sequence[RecordedAnswer], row: CompiledStrategy
+    door: EngineDoor, known: Knowledge, answers: Sequence[RecordedAnswer], row: CompiledStrategy
 ) -> tuple[Knowledge, tuple[Probe, ...]]:
     """What the answers themselves tell: whether they repeat, and how the thinking is written."""
     repeats = all(_same(answer.plain.told, answer.again.told) for answer in answers)
@@ -82,15 +82,15 @@ def _common_end(reasonings: Sequence[str]) -> str:
     return commonprefix(ends)[::-1]  # noqa: RUF071 - character by character is what is wanted
 
 
-def _same(one: Told, other: Told) -> bool:
-    def shape(of: Told) -> tuple[Any, ...]:
+def _same(one: HeardAnswer, other: HeardAnswer) -> bool:
+    def shape(of: HeardAnswer) -> tuple[Any, ...]:
         return of.reasoning, of.content, of.finish, [(call.name, call.arguments) for call in of.calls]
 
     return shape(one) == shape(other)
 
 
 async def _written(
-    door: Door, known: Knowledge, row: CompiledStrategy, answer: RecordedAnswer
+    door: EngineDoor, known: Knowledge, row: CompiledStrategy, answer: RecordedAnswer
 ) -> tuple[str, str, str] | None:
     """OPEN, CLOSE and CONTENT_OPEN, from the ids of an answer with reasoning and content."""
     told, ids = answer.again.told, _ids_in(answer.again)

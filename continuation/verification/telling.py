@@ -26,19 +26,19 @@ STREAM_BYTES = 2**27
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     id: str
     name: str
     arguments: str
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HeardAnswer:
     """What a client makes of a stream."""
 
     reasoning: str = ""
     content: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     finish: str | None = None
     usage: JSON | None = None
     error: JSON | None = None
@@ -51,7 +51,7 @@ class Told:
         return self.reasoning + self.content
 
 
-def told(stream: bytes) -> Told:
+def told(stream: bytes) -> HeardAnswer:
     """The whole of an event stream; events that cannot be read are left out."""
     reading = _Reading()
     for event in events_of(stream):
@@ -107,14 +107,16 @@ class _Reading:
             known[1] += text_of(function.get("name"))
             known[2] += text_of(function.get("arguments"))
 
-    def told(self) -> Told:
-        calls = tuple(Call(*self.calls[index]) for index in sorted(self.calls))
+    def told(self) -> HeardAnswer:
+        calls = tuple(ToolCall(*self.calls[index]) for index in sorted(self.calls))
         texts = "".join(self.reasoning), "".join(self.content)
-        return Told(*texts, calls, self.finish, self.usage, self.error, self.roles, len(self.ids), self.dones)
+        return HeardAnswer(
+            *texts, calls, self.finish, self.usage, self.error, self.roles, len(self.ids), self.dones
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Extent:
     """How far a stream was after its first `events` events, in characters of each kind.
 
     withheld: ids were generated whose text has not been told, half a character for instance.
@@ -135,7 +137,7 @@ def events_of(stream: bytes) -> list[Event]:
     return EventDecoder(STREAM_BYTES).feed(stream)
 
 
-def steps_of(events: Sequence[Event]) -> list[Step]:
+def steps_of(events: Sequence[Event]) -> list[Extent]:
     """A step for each event after which a cut has something to continue and something to come."""
     leg, reading, steps = Leg(STREAM_BYTES), _Reading(), []
     for number, event in enumerate(events, start=1):
@@ -147,7 +149,7 @@ def steps_of(events: Sequence[Event]) -> list[Step]:
             break
         so_far = reading.told()
         calls = sum(len(call.name) + len(call.arguments) for call in so_far.calls)
-        step = Step(number, len(so_far.reasoning), len(so_far.content), calls, leg.ids_withheld)
+        step = Extent(number, len(so_far.reasoning), len(so_far.content), calls, leg.ids_withheld)
         if any(step.position):
             steps.append(step)
     return steps

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from continuation.shapes.chat.chunks import count, reasoning_tokens
-from continuation.verification.telling import Told
+from continuation.verification.telling import HeardAnswer
 
 # A difference is shown with so much of the text around it.
 WINDOW = 24
 
 
-class Verdict(StrEnum):
+class Likeness(StrEnum):
     EXACT = "exact"
     DIVERGED = "diverged"
     REFUSED = "refused"  # the engine, or the seam, did not continue: the stream ended as failed
@@ -28,12 +28,20 @@ class Verdict(StrEnum):
 class Finding:
     """difference is one line, "" where there is none; usage_equal: all counts are those of the whole answer."""
 
-    verdict: Verdict
+    verdict: Likeness
     difference: str = ""
     usage_equal: bool = False
 
 
-def judge(want: Told, got: Told, before: Told, *, decided: bool, counts_exact: bool, reason: str) -> Finding:
+def judge(
+    want: HeardAnswer,
+    got: HeardAnswer,
+    before: HeardAnswer,
+    *,
+    decided: bool,
+    counts_exact: bool,
+    reason: str,
+) -> Finding:
     """Compare a spliced answer with the uninterrupted one.
 
     before        what the client had been told at the cut
@@ -42,17 +50,17 @@ def judge(want: Told, got: Told, before: Told, *, decided: bool, counts_exact: b
     reason        the gateway's own word for an ending that failed
     """
     if got.error is not None:
-        return Finding(Verdict.REFUSED if decided else Verdict.NOT_TRIED, reason or "the stream failed")
+        return Finding(Likeness.REFUSED if decided else Likeness.NOT_TRIED, reason or "the stream failed")
     if want.finish == got.finish == "length" and not counts_exact:
         want, got = _as_long(want, got)
     difference = first_difference(want, got, before)
     same = not difference
     return Finding(
-        Verdict.EXACT if same else Verdict.DIVERGED, difference, same and _counts(want) == _counts(got)
+        Likeness.EXACT if same else Likeness.DIVERGED, difference, same and _counts(want) == _counts(got)
     )
 
 
-def first_difference(want: Told, got: Told, before: Told) -> str:
+def first_difference(want: HeardAnswer, got: HeardAnswer, before: HeardAnswer) -> str:
     """The first thing about `got` that is not as it should be; "" if all is."""
     checks = (
         _text_difference("reasoning", want.reasoning, got.reasoning),
@@ -78,7 +86,7 @@ def _or_end(text: str) -> str:
     return repr(text) if text else "its end"
 
 
-def _calls_difference(want: Told, got: Told, before: Told) -> str:
+def _calls_difference(want: HeardAnswer, got: HeardAnswer, before: HeardAnswer) -> str:
     if len(want.calls) != len(got.calls):
         return f"tool calls: wanted {len(want.calls)}, got {len(got.calls)}"
     for number, (wanted, found) in enumerate(zip(want.calls, got.calls, strict=True)):
@@ -95,7 +103,7 @@ def _calls_difference(want: Told, got: Told, before: Told) -> str:
     return "tool calls: an id is missing or comes twice" if len({*ids} - {""}) != len(ids) else ""
 
 
-def _form_difference(want: Told, got: Told) -> str:
+def _form_difference(want: HeardAnswer, got: HeardAnswer) -> str:
     if got.dones != 1:
         return f"[DONE]: wanted once, got {got.dones} times"
     if got.roles != want.roles:
@@ -106,7 +114,7 @@ def _form_difference(want: Told, got: Told) -> str:
     return f"usage: {', '.join(sorted(missing))} missing" if missing else ""
 
 
-def _usage_fields(of: Told) -> set[str]:
+def _usage_fields(of: HeardAnswer) -> set[str]:
     names = {name for name, value in zip(COUNTS, _counts(of), strict=True) if value is not None}
     # A count of no reasoning may be left out.
     return names if of.reasoning else names - {"reasoning_tokens"}
@@ -115,20 +123,20 @@ def _usage_fields(of: Told) -> set[str]:
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")
 
 
-def _counts(of: Told) -> tuple[int | None, ...]:
+def _counts(of: HeardAnswer) -> tuple[int | None, ...]:
     return *(count(of.usage, name) for name in COUNTS[:3]), reasoning_tokens(of.usage)
 
 
-def _as_long(want: Told, got: Told) -> tuple[Told, Told]:
+def _as_long(want: HeardAnswer, got: HeardAnswer) -> tuple[HeardAnswer, HeardAnswer]:
     """Both up to where the shorter one ends."""
     length = min(len(want.spoken), len(got.spoken))
     return _up_to(want, length), _up_to(got, length)
 
 
-def _up_to(of: Told, length: int) -> Told:
+def _up_to(of: HeardAnswer, length: int) -> HeardAnswer:
     reasoning = of.reasoning[:length]
     content = of.content[: length - len(reasoning)]
-    return Told(reasoning, content, of.calls, of.finish, of.usage, None, of.roles, of.ids, of.dones)
+    return HeardAnswer(reasoning, content, of.calls, of.finish, of.usage, None, of.roles, of.ids, of.dones)
 
 
 @dataclass(slots=True)
@@ -144,13 +152,13 @@ class Tally:
 
     def add(self, finding: Finding) -> None:
         match finding.verdict:
-            case Verdict.EXACT:
+            case Likeness.EXACT:
                 self.exact += 1
-            case Verdict.DIVERGED:
+            case Likeness.DIVERGED:
                 self.diverged += 1
-            case Verdict.REFUSED:
+            case Likeness.REFUSED:
                 self.refused += 1
-            case Verdict.NOT_TRIED:
+            case Likeness.NOT_TRIED:
                 self.not_tried += 1
         self.usage_equal += finding.usage_equal
         self.first_difference = self.first_difference or finding.difference

@@ -59,7 +59,7 @@ GOING_AWAY = 1001  # the WebSocket status
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """body: bytes of a request. patience: seconds that a stop waits for open requests, None for as long as it takes.
     stall: seconds after which a client that takes nothing is dropped. slowest: of clients that send a request."""
 
@@ -76,7 +76,7 @@ class Server(DaphneServer):  # type: ignore[misc]
         self,
         application: Any,
         listener: Listener,
-        limits: Limits,
+        limits: ServerLimits,
         access_log: Callable[..., None] | None = None,
     ) -> None:
         super().__init__(

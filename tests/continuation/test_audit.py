@@ -51,12 +51,12 @@ def database(template: Database, tmp_path: Path, django_db_blocker: Any) -> Iter
 
 
 @pytest.fixture
-def writer(database: OwnDatabase) -> Iterator[Callable[..., audit.Writer]]:
+def writer(database: OwnDatabase) -> Iterator[Callable[..., audit.AuditWriter]]:
     """writer(**options): one that is quick, and ended with the test."""
-    started: list[audit.Writer] = []
+    started: list[audit.AuditWriter] = []
 
-    def quick(**options: Any) -> audit.Writer:
-        started.append(audit.Writer(**{"gather": 0.0, "first_retry": 0.01, **options}))
+    def quick(**options: Any) -> audit.AuditWriter:
+        started.append(audit.AuditWriter(**{"gather": 0.0, "first_retry": 0.01, **options}))
         return started[-1]
 
     yield quick
@@ -124,7 +124,7 @@ def test_the_model_has_the_fields_of_the_record() -> None:
 
 
 def test_a_record_becomes_a_row_with_the_same_values(
-    writer: Callable[..., audit.Writer], settings: Any
+    writer: Callable[..., audit.AuditWriter], settings: Any
 ) -> None:
     settings.AUDIT_STORE_TEXT = True
     strategy = Strategy.objects.create(name="of-the-test", model="of-the-test")
@@ -172,7 +172,7 @@ def test_a_record_becomes_a_row_with_the_same_values(
 
 
 def test_text_is_not_stored_unless_the_setting_says_so(
-    writer: Callable[..., audit.Writer], settings: Any
+    writer: Callable[..., audit.AuditWriter], settings: Any
 ) -> None:
     settings.AUDIT_STORE_TEXT = False
     one = writer()
@@ -276,7 +276,7 @@ def test_a_time_without_a_zone_is_taken_for_utc() -> None:
 
 
 def test_the_thread_starts_with_the_first_record_and_keeps_no_process_alive(
-    writer: Callable[..., audit.Writer],
+    writer: Callable[..., audit.AuditWriter],
 ) -> None:
     one = writer()
     assert one._thread is None
@@ -288,7 +288,7 @@ def test_the_thread_starts_with_the_first_record_and_keeps_no_process_alive(
 
 
 def test_rows_are_written_in_order_and_in_batches(
-    writer: Callable[..., audit.Writer], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    writer: Callable[..., audit.AuditWriter], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     insert = audit._insert
@@ -306,7 +306,7 @@ def test_rows_are_written_in_order_and_in_batches(
 
 
 def test_rows_that_come_within_a_moment_are_written_together(
-    writer: Callable[..., audit.Writer], monkeypatch: pytest.MonkeyPatch
+    writer: Callable[..., audit.AuditWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     insert = audit._insert
@@ -319,7 +319,7 @@ def test_rows_that_come_within_a_moment_are_written_together(
 
 
 def test_a_full_queue_costs_rows_which_are_counted_and_logged_once(
-    writer: Callable[..., audit.Writer], gate: threading.Event, caplog: pytest.LogCaptureFixture
+    writer: Callable[..., audit.AuditWriter], gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = writer(rows=5)
     one.record(note("in hand"))
@@ -339,7 +339,7 @@ def test_a_full_queue_costs_rows_which_are_counted_and_logged_once(
 
 
 def test_the_text_of_all_rows_that_wait_is_bounded(
-    writer: Callable[..., audit.Writer], gate: threading.Event, settings: Any
+    writer: Callable[..., audit.AuditWriter], gate: threading.Event, settings: Any
 ) -> None:
     settings.AUDIT_STORE_TEXT = True
     one = writer(characters=100)
@@ -355,7 +355,7 @@ def test_the_text_of_all_rows_that_wait_is_bounded(
 
 
 def test_record_does_not_wait_for_a_database_that_hangs(
-    writer: Callable[..., audit.Writer], gate: threading.Event
+    writer: Callable[..., audit.AuditWriter], gate: threading.Event
 ) -> None:
     one = writer()
     began = time.monotonic()
@@ -369,7 +369,7 @@ def test_record_does_not_wait_for_a_database_that_hangs(
 
 @pytest.mark.parametrize("garbage", [None, "text", object(), {"request_id": "r"}])
 def test_record_never_raises(
-    writer: Callable[..., audit.Writer], garbage: Any, caplog: pytest.LogCaptureFixture
+    writer: Callable[..., audit.AuditWriter], garbage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = writer()
     one.record(garbage)
@@ -377,7 +377,9 @@ def test_record_never_raises(
     assert caplog.messages == ["an audit row is lost"]
 
 
-def test_flush_has_nothing_to_wait_for_when_nothing_was_recorded(writer: Callable[..., audit.Writer]) -> None:
+def test_flush_has_nothing_to_wait_for_when_nothing_was_recorded(
+    writer: Callable[..., audit.AuditWriter],
+) -> None:
     assert writer().flush(0)
 
 
@@ -391,7 +393,7 @@ def test_the_process_has_one_writer(process: Process) -> None:
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_a_strategy_deleted_meanwhile_does_not_lose_the_row(writer: Callable[..., audit.Writer]) -> None:
+def test_a_strategy_deleted_meanwhile_does_not_lose_the_row(writer: Callable[..., audit.AuditWriter]) -> None:
     kept = Strategy.objects.create(name="kept", model="kept")
     deleted = Strategy.objects.create(name="deleted", model="deleted")
     rows = [
@@ -411,7 +413,7 @@ def test_a_strategy_deleted_meanwhile_does_not_lose_the_row(writer: Callable[...
     assert ContinuationEvent.objects.get(request_id="r-2").strategy_name == "deleted"
 
 
-def test_deleting_a_strategy_keeps_its_events(writer: Callable[..., audit.Writer]) -> None:
+def test_deleting_a_strategy_keeps_its_events(writer: Callable[..., audit.AuditWriter]) -> None:
     strategy = Strategy.objects.create(name="old", model="old")
     rows.event_of(note(strategy_id=strategy.pk, strategy_name="old")).save()
     strategy.delete()
@@ -420,7 +422,7 @@ def test_deleting_a_strategy_keeps_its_events(writer: Callable[..., audit.Writer
 
 
 def test_a_row_that_the_database_refuses_does_not_take_its_batch_with_it(
-    writer: Callable[..., audit.Writer],
+    writer: Callable[..., audit.AuditWriter],
     refusing_row: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -435,7 +437,7 @@ def test_a_row_that_the_database_refuses_does_not_take_its_batch_with_it(
 
 
 def test_a_row_that_only_looks_like_a_dead_database_is_given_up_after_some_tries(
-    writer: Callable[..., audit.Writer],
+    writer: Callable[..., audit.AuditWriter],
     refusing_row: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -457,7 +459,7 @@ def test_a_row_that_only_looks_like_a_dead_database_is_given_up_after_some_tries
 
 
 def test_rows_wait_for_a_database_that_is_away(
-    writer: Callable[..., audit.Writer],
+    writer: Callable[..., audit.AuditWriter],
     database: OwnDatabase,
     database_away: Callable[[], None],
     caplog: pytest.LogCaptureFixture,
@@ -480,7 +482,7 @@ def test_rows_wait_for_a_database_that_is_away(
 
 
 def test_while_the_database_is_away_the_queue_stays_bounded(
-    writer: Callable[..., audit.Writer], database_away: Callable[[], None]
+    writer: Callable[..., audit.AuditWriter], database_away: Callable[[], None]
 ) -> None:
     one = writer(rows=300)
     for number in range(1000):
@@ -495,7 +497,7 @@ def test_while_the_database_is_away_the_queue_stays_bounded(
 
 
 def test_a_flush_does_not_wait_for_a_long_pause_between_tries(
-    writer: Callable[..., audit.Writer],
+    writer: Callable[..., audit.AuditWriter],
     database_away: Callable[[], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -507,7 +509,7 @@ def test_a_flush_does_not_wait_for_a_long_pause_between_tries(
 
 
 def test_a_flush_that_comes_while_a_try_is_failing_does_not_wait_for_the_pause_either(
-    writer: Callable[..., audit.Writer], monkeypatch: pytest.MonkeyPatch
+    writer: Callable[..., audit.AuditWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert = audit._insert
 
@@ -525,7 +527,9 @@ def test_a_flush_that_comes_while_a_try_is_failing_does_not_wait_for_the_pause_e
 
 
 def test_a_fault_of_the_writer_costs_its_batch_and_not_the_thread(
-    writer: Callable[..., audit.Writer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    writer: Callable[..., audit.AuditWriter],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     insert = audit._insert
 
@@ -557,7 +561,7 @@ def test_an_attempt_that_failed_at_its_commit_can_be_repeated() -> None:
 
 
 def test_the_thread_prunes_what_is_older_than_the_retention(
-    writer: Callable[..., audit.Writer], settings: Any, monkeypatch: pytest.MonkeyPatch
+    writer: Callable[..., audit.AuditWriter], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AUDIT_RETENTION_DAYS = 7
     monkeypatch.setattr(retention, "PRUNE_ROWS", 2)
@@ -572,7 +576,7 @@ def test_the_thread_prunes_what_is_older_than_the_retention(
 
 
 def test_a_prune_that_fails_is_logged_and_tried_again_later(
-    writer: Callable[..., audit.Writer],
+    writer: Callable[..., audit.AuditWriter],
     database: OwnDatabase,
     database_away: Callable[[], None],
     caplog: pytest.LogCaptureFixture,

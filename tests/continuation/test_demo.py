@@ -17,7 +17,7 @@ import pytest
 from django.conf import settings
 
 from continuation.management.commands.demo import INTERRUPTED
-from continuation.testbed.demo.answers import Answer, Seam, _leg, seam_of
+from continuation.testbed.demo.answers import SeamMark, WatchedAnswer, _leg, seam_of
 from continuation.testbed.demo.play import BROKEN
 from continuation.testbed.demo.screen import CYAN, GREEN, Screen, width
 from continuation.testbed.processes import CannotGoOn, Child, environment, run
@@ -218,19 +218,19 @@ def test_a_child_gets_no_setting_but_those_given(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("message", "seam"),
     [
-        ({"reasoning": "Hm.\n", "content": "\n\nYes"}, Seam(4, 5)),
-        ({"reasoning_content": "Hm.", "content": ""}, Seam(3, 0)),
-        ({"content": "<think>Hm.</think>Yes"}, Seam(3, 3)),
-        ({"content": "Hm.\n</think>\n\nYes"}, Seam(4, 5)),
-        ({"content": "<think>Hm"}, Seam(2, 0)),
+        ({"reasoning": "Hm.\n", "content": "\n\nYes"}, SeamMark(4, 5)),
+        ({"reasoning_content": "Hm.", "content": ""}, SeamMark(3, 0)),
+        ({"content": "<think>Hm.</think>Yes"}, SeamMark(3, 3)),
+        ({"content": "Hm.\n</think>\n\nYes"}, SeamMark(4, 5)),
+        ({"content": "<think>Hm"}, SeamMark(2, 0)),
     ],
 )
-def test_the_seam_is_read_from_the_continuation_request(message: dict[str, str], seam: Seam) -> None:
+def test_the_seam_is_read_from_the_continuation_request(message: dict[str, str], seam: SeamMark) -> None:
     assert seam_of(message) == seam
 
 
 def test_characters_up_to_the_seam_are_leg_1s_and_the_others_leg_2s() -> None:
-    answer = Answer("r", reasoning="Hm.", content="Y", seam=Seam(3, 2))
+    answer = WatchedAnswer("r", reasoning="Hm.", content="Y", seam=SeamMark(3, 2))
     assert _leg(answer, "content") == 1
     answer.content = "Ye"
     assert _leg(answer, "content") == 2
@@ -240,11 +240,13 @@ def test_characters_up_to_the_seam_are_leg_1s_and_the_others_leg_2s() -> None:
 
 
 def test_an_answer_is_whole_only_with_one_ending_a_finish_and_no_error() -> None:
-    assert Answer("r", finish="stop", endings=1).whole
-    assert not Answer("r", finish="stop", endings=2).whole
-    assert not Answer("r", finish="", endings=1).whole
-    assert not Answer("r", finish="stop", endings=1, error="no").whole
-    assert not Answer("r", content="a", finish="stop").equals(Answer("q", content="b", finish="stop"))
+    assert WatchedAnswer("r", finish="stop", endings=1).whole
+    assert not WatchedAnswer("r", finish="stop", endings=2).whole
+    assert not WatchedAnswer("r", finish="", endings=1).whole
+    assert not WatchedAnswer("r", finish="stop", endings=1, error="no").whole
+    assert not WatchedAnswer("r", content="a", finish="stop").equals(
+        WatchedAnswer("q", content="b", finish="stop")
+    )
 
 
 # -- the screen ------------------------------------------------------------------------------------

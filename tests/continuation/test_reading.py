@@ -25,7 +25,7 @@ from continuation.resume.log import (
     Held,
     Limits,
     Log,
-    Piece,
+    LogSlice,
     Standing,
     State,
     StoreAway,
@@ -265,7 +265,7 @@ class TimedReader:
     of: Timed
     reader: HotReader
 
-    async def read(self, most: int = PIECE_BYTES) -> Piece:
+    async def read(self, most: int = PIECE_BYTES) -> LogSlice:
         return await self.reader.read(most)
 
     async def changed(self, seconds: float) -> bool:
@@ -524,7 +524,7 @@ async def test_one_that_is_to_leave_breaks_off_and_is_no_reader_any_more(
 class Line:
     """A log that is elsewhere: what reading it gives, piece by piece, and where it stands then."""
 
-    script: list[Piece | BaseException]
+    script: list[LogSlice | BaseException]
     state: State | BaseException | None = State.RUNNING
     last: int = 100
     first: int = 1
@@ -541,8 +541,8 @@ class Line:
         self.opened.append(cursor)
         return self
 
-    async def read(self, most: int = PIECE_BYTES) -> Piece:
-        return _given(self.script.pop(0)) if self.script else Piece()
+    async def read(self, most: int = PIECE_BYTES) -> LogSlice:
+        return _given(self.script.pop(0)) if self.script else LogSlice()
 
     async def changed(self, seconds: float) -> bool:
         await asyncio.sleep(0 if self.script else min(seconds, 0.01))
@@ -552,7 +552,7 @@ class Line:
         self.closed += 1
 
 
-def _given(piece: Piece | BaseException) -> Piece:
+def _given(piece: LogSlice | BaseException) -> LogSlice:
     if isinstance(piece, BaseException):
         raise piece
     return piece
@@ -592,7 +592,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
-    line = Line([Piece((event(1),)), AWAY, AWAY, Piece((event(2),)), AWAY, Piece(ended=True)])
+    line = Line([LogSlice((event(1),)), AWAY, AWAY, LogSlice((event(2),)), AWAY, LogSlice(ended=True)])
     got = await all_of(over(line, found_nothing))
     assert b"".join(got) == sent(events(1, 2))
     assert line.closed == 1
@@ -601,21 +601,21 @@ async def test_a_store_that_is_away_for_a_while_is_waited_for(monkeypatch: pytes
 async def test_what_is_lost_is_looked_for_until_the_store_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     answers = [AWAY, AWAY]
-    there = Line([Piece((event(2),), ended=True)], first=1, last=2)
+    there = Line([LogSlice((event(2),), ended=True)], first=1, last=2)
 
     async def find() -> Log | None:
         if answers:
             raise answers.pop()
         return there
 
-    line = Line([Piece((event(1),)), *[Piece(lost=True)] * 3])
+    line = Line([LogSlice((event(1),)), *[LogSlice(lost=True)] * 3])
     got = await all_of(over(line, find))
     assert b"".join(got) == sent(events(1, 2))
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_store_that_does_not_answer_breaks_it_off() -> None:
-    line = Line([Piece((event(1),)), AWAY])
+    line = Line([LogSlice((event(1),)), AWAY])
     client = Client(over(line, found_nothing))
     with pytest.raises(AnswerBrokenOff):
         await client.ended()
@@ -626,8 +626,8 @@ async def test_a_store_that_does_not_answer_breaks_it_off() -> None:
 @pytest.mark.usefixtures("looks_often", "impatient")
 async def test_so_does_one_that_cannot_say_where_the_stream_stands_or_take_it_over() -> None:
     for line, take_over in (
-        (Line([Piece((event(1),))], state=AWAY), None),
-        (Line([Piece((event(1),))], state=State.INTERRUPTED), away),
+        (Line([LogSlice((event(1),))], state=AWAY), None),
+        (Line([LogSlice((event(1),))], state=State.INTERRUPTED), away),
     ):
         client = Client(over(line, found_nothing, take_over))
         with pytest.raises(AnswerBrokenOff):
@@ -641,7 +641,7 @@ async def test_so_does_one_that_cannot_find_what_was_lost() -> None:
     async def find() -> Log | None:
         raise AWAY
 
-    line = Line([Piece((event(1),)), Piece(lost=True)])
+    line = Line([LogSlice((event(1),)), LogSlice(lost=True)])
     client = Client(over(line, find))
     with pytest.raises(AnswerBrokenOff):
         await client.ended()
@@ -653,7 +653,7 @@ async def test_so_does_one_that_cannot_find_what_was_lost() -> None:
 @pytest.mark.parametrize("certain", [(1, 0), (2, 0), (3, 0)])
 async def test_what_redis_never_had_is_not_gone_on_with_elsewhere(certain: Cursor) -> None:
     """The reader has events 1 and 2, and another process may have had another event 2."""
-    line, there = Line([Piece((event(1), event(2))), Piece(lost=True)], certain=certain), hot()
+    line, there = Line([LogSlice((event(1), event(2))), LogSlice(lost=True)], certain=certain), hot()
     there.append(events(1, 4))
     there.end(State.FINISHED)
 
@@ -670,12 +670,12 @@ async def test_what_redis_never_had_is_not_gone_on_with_elsewhere(certain: Curso
 
 async def test_no_comment_comes_behind_the_last_event() -> None:
     done = Entry(2, 0, b"id: 2\ndata: [DONE]\n\n")
-    line = Line([Piece((event(1),), aside=b": one\n"), Piece((done,), ended=True, aside=b": two\n")])
+    line = Line([LogSlice((event(1),), aside=b": one\n"), LogSlice((done,), ended=True, aside=b": two\n")])
     assert b"".join(await all_of(over(line, found_nothing))) == event(1).data + b": one\n" + done.data
 
 
 async def test_what_another_process_has_by_now_is_read_there() -> None:
-    line, there = Line([Piece((event(1), event(2))), Piece(lost=True)]), hot()
+    line, there = Line([LogSlice((event(1), event(2))), LogSlice(lost=True)]), hot()
     there.append(events(1, 4))
     there.end(State.FINISHED)
 
@@ -689,7 +689,7 @@ async def test_what_another_process_has_by_now_is_read_there() -> None:
 
 
 async def test_what_is_lost_where_it_was_found_again_is_a_gap() -> None:
-    line = Line([Piece((event(1),)), *[Piece(lost=True)] * 10])
+    line = Line([LogSlice((event(1),)), *[LogSlice(lost=True)] * 10])
 
     async def find() -> Log | None:
         return line
@@ -706,12 +706,15 @@ async def test_what_is_found_again_without_its_next_event_is_a_gap(first: int, l
     async def find() -> Log | None:
         return Line([], first=first, last=last)
 
-    got = await all_of(over(Line([Piece((event(1), event(2))), Piece(lost=True)]), find))
+    got = await all_of(over(Line([LogSlice((event(1), event(2))), LogSlice(lost=True)]), find))
     assert is_gap(got[1])
 
 
 async def test_a_stream_may_move_more_than_once_although_nothing_comes_in_between() -> None:
-    lines: list[Log] = [Line([Piece((event(1),)), Piece(lost=True)]), Line([Piece(), Piece(lost=True)])]
+    lines: list[Log] = [
+        Line([LogSlice((event(1),)), LogSlice(lost=True)]),
+        Line([LogSlice(), LogSlice(lost=True)]),
+    ]
     last = hot()
     last.append(events(1, 3))
     last.end(State.FINISHED)
@@ -726,7 +729,7 @@ async def test_a_stream_may_move_more_than_once_although_nothing_comes_in_betwee
 
 @pytest.mark.usefixtures("looks_often")
 async def test_a_stream_whose_process_is_gone_is_taken_over_and_goes_on() -> None:
-    line, there = Line([Piece((event(1), event(2)))], state=State.INTERRUPTED, last=2), hot()
+    line, there = Line([LogSlice((event(1), event(2)))], state=State.INTERRUPTED, last=2), hot()
     there.append(events(1, 2))
 
     async def take_over() -> None:
@@ -741,7 +744,7 @@ async def test_a_stream_whose_process_is_gone_is_taken_over_and_goes_on() -> Non
 
 @pytest.mark.usefixtures("looks_often")
 async def test_it_is_asked_again_while_nobody_has_taken_it_over() -> None:
-    line, there, asked_for = Line([Piece((event(1),))], state=State.INTERRUPTED, last=1), hot(), []
+    line, there, asked_for = Line([LogSlice((event(1),))], state=State.INTERRUPTED, last=1), hot(), []
     there.append(events(1, 3))
     there.end(State.FINISHED)
 
@@ -758,14 +761,14 @@ async def test_it_is_asked_again_while_nobody_has_taken_it_over() -> None:
 @pytest.mark.usefixtures("looks_often")
 async def test_what_moves_after_a_look_at_it_is_no_gap() -> None:
     """Another process was first to take it over; that moves the log."""
-    line, there, looked = Line([Piece((event(1),))], state=State.INTERRUPTED, last=1), hot(), []
+    line, there, looked = Line([LogSlice((event(1),))], state=State.INTERRUPTED, last=1), hot(), []
     there.append(events(1, 3))
     there.end(State.FINISHED)
 
     async def take_over() -> None:
         looked.append(1)
         line.state = State.RUNNING
-        line.script.append(Piece(lost=True))
+        line.script.append(LogSlice(lost=True))
 
     async def find() -> Log | None:
         return line if len(looked) == 1 and line.script else there
@@ -776,10 +779,10 @@ async def test_what_moves_after_a_look_at_it_is_no_gap() -> None:
 @pytest.mark.usefixtures("looks_often")
 async def test_a_stream_that_runs_or_has_ended_is_not_taken_over() -> None:
     for state in (State.RUNNING, None):
-        line = Line([Piece((event(1),))], state=state)
+        line = Line([LogSlice((event(1),))], state=state)
         client = Client(over(line, found_nothing))
         await client.has(event(1).data)
         await asyncio.sleep(0.1)  # five looks
         assert not client.task.done()
-        line.script.append(Piece((event(2),), ended=True))
+        line.script.append(LogSlice((event(2),), ended=True))
         assert await client.ended() == sent(events(1, 2))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuation.resume import token as tokens
-from continuation.resume.token import TOKEN_SECONDS, Kind, Token, issue, new_stream_id, read
+from continuation.resume.token import TOKEN_SECONDS, ResumeToken, TokenKind, issue, new_stream_id, read
 
 STREAM = "0123456789abcdef" * 2
 CALLER = "Bearer sk-one"
@@ -24,15 +24,15 @@ SALT = "continuation.resume"
 
 def test_a_token_says_which_stream_and_no_position_unless_it_has_one() -> None:
     token = read(issue(STREAM, CALLER), CALLER)
-    assert token == Token(STREAM, None, expired=False)
-    assert token.kind is Kind.HEADER
+    assert token == ResumeToken(STREAM, None, expired=False)
+    assert token.kind is TokenKind.HEADER
 
 
 @pytest.mark.parametrize("position", [0, 1, 41, 10**9])
 def test_a_checkpoint_resumes_at_its_position(position: int) -> None:
     token = read(issue(STREAM, CALLER, position), CALLER)
-    assert token == Token(STREAM, position, expired=False)
-    assert token.kind is Kind.CHECKPOINT
+    assert token == ResumeToken(STREAM, position, expired=False)
+    assert token.kind is TokenKind.CHECKPOINT
 
 
 def test_stream_ids_are_128_random_bits() -> None:
@@ -54,11 +54,11 @@ def test_it_fits_into_a_header_and_a_query() -> None:
 def test_it_is_good_for_the_caller_who_got_it(caller: str) -> None:
     assert read(issue(STREAM, CALLER), caller) is None
     assert read(issue(STREAM, caller), CALLER) is None
-    assert read(issue(STREAM, caller), caller) == Token(STREAM)
+    assert read(issue(STREAM, caller), caller) == ResumeToken(STREAM)
 
 
 def test_who_sends_no_authorization_is_a_caller_too() -> None:
-    assert read(issue(STREAM, ""), "") == Token(STREAM)
+    assert read(issue(STREAM, ""), "") == ResumeToken(STREAM)
     assert read(issue(STREAM, ""), CALLER) is None
 
 
@@ -93,21 +93,21 @@ def test_parts_of_two_tokens_are_none() -> None:
 def test_another_key_makes_another_token() -> None:
     with override_settings(SECRET_KEY="another"):
         foreign = issue(STREAM, CALLER)
-        assert read(foreign, CALLER) == Token(STREAM)
+        assert read(foreign, CALLER) == ResumeToken(STREAM)
     assert read(foreign, CALLER) is None
     with override_settings(SECRET_KEY="another"):
-        assert read(issue(STREAM, CALLER), CALLER) == Token(STREAM)
+        assert read(issue(STREAM, CALLER), CALLER) == ResumeToken(STREAM)
 
 
 @pytest.mark.parametrize("position", [None, 41])
 def test_a_token_survives_a_turn_of_the_key(position: int | None) -> None:
     token = issue(STREAM, CALLER, position)
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["older", settings.SECRET_KEY]):
-        assert read(token, CALLER) == Token(STREAM, position)
+        assert read(token, CALLER) == ResumeToken(STREAM, position)
         assert read(token, "another") is None
         fresh = issue(STREAM, CALLER)
     with override_settings(SECRET_KEY="new"):
-        assert read(fresh, CALLER) == Token(STREAM), "the old key signs no more"
+        assert read(fresh, CALLER) == ResumeToken(STREAM), "the old key signs no more"
         assert read(token, CALLER) is None
 
 
@@ -115,7 +115,7 @@ def test_a_process_reads_the_tokens_of_one_whose_key_has_been_turned_already() -
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[settings.SECRET_KEY]):
         ahead = issue(STREAM, CALLER, 7)
     with override_settings(SECRET_KEY_FALLBACKS=["new"]):
-        assert read(ahead, CALLER) == Token(STREAM, 7)
+        assert read(ahead, CALLER) == ResumeToken(STREAM, 7)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_process_reads_the_tokens_of_one_whose_key_has_been_turned_already() -
 )
 def test_what_was_signed_for_another_purpose_is_none(salt: str) -> None:
     payload = signing.loads(issue(STREAM, CALLER), salt=SALT)
-    assert read(signing.dumps(payload, salt=SALT), CALLER) == Token(STREAM)
+    assert read(signing.dumps(payload, salt=SALT), CALLER) == ResumeToken(STREAM)
     assert read(signing.dumps(payload, salt=salt), CALLER) is None
 
 
@@ -136,7 +136,7 @@ def test_it_is_good_for_a_day_and_known_after_it(
 ) -> None:
     token, now = issue(STREAM, CALLER, 7), time.time()
     monkeypatch.setattr(signing.time, "time", lambda: now + seconds)
-    assert read(token, CALLER) == Token(STREAM, 7, expired=expired)
+    assert read(token, CALLER) == ResumeToken(STREAM, 7, expired=expired)
     assert read(token, "another") is None
 
 
@@ -173,7 +173,7 @@ ODD: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_was_signed_and_is_no_token_is_none(name: str) -> None:
-    assert read(_signed(_payload()), CALLER) == Token(STREAM, 7)
+    assert read(_signed(_payload()), CALLER) == ResumeToken(STREAM, 7)
     assert read(_signed(ODD[name]), CALLER) is None
 
 
@@ -208,4 +208,4 @@ def test_what_is_far_too_long_is_no_token() -> None:
 
 @given(st.text(max_size=50), st.integers(0, 10**15) | st.none())
 def test_what_is_issued_is_read_whoever_calls(caller: str, position: int | None) -> None:
-    assert read(issue(STREAM, caller, position), caller) == Token(STREAM, position)
+    assert read(issue(STREAM, caller, position), caller) == ResumeToken(STREAM, position)

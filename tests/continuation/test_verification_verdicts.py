@@ -9,15 +9,15 @@ import pytest
 from continuation.verification.cuts import Cut, Place, choose, cuts_of, events_at, place_of, spread
 from continuation.verification.knowledge import Knowledge
 from continuation.verification.ranking import Measured, finalists, percent, recommend
-from continuation.verification.telling import Call, Step, Told, events_of, steps_of, told
+from continuation.verification.telling import Extent, HeardAnswer, ToolCall, events_of, steps_of, told
 from continuation.verification.variants import CARRIED_IDS, CHAT, COMPLETIONS, TEXT_IDS, Variant, variants
-from continuation.verification.verdicts import Finding, Tally, Verdict, first_difference, judge
+from continuation.verification.verdicts import Finding, Likeness, Tally, first_difference, judge
 from strategies.engines import Engine
 from strategies.types import CompiledStrategy, Fallback
 
 REASONING = "Think of 杭州 now.\n"
 CONTENT = "\n\nHello there 杭州, goodbye for now.\n"
-WHOLE = Told(REASONING, CONTENT, finish="stop")
+WHOLE = HeardAnswer(REASONING, CONTENT, finish="stop")
 ROW = CompiledStrategy("row", "row", Engine.VLLM)
 VLLM = Knowledge(Engine.VLLM, "0.32.0", scale_out=True, ids=True, honours_flag=True, trims=False)
 
@@ -32,8 +32,8 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **rest: Any) -> byte
     return event({"id": "a", "choices": [choice], **rest})
 
 
-def after(reasoning: str, content: str | None = None, *, calls: int = 0, withheld: bool = False) -> Step:
-    return Step(1, len(reasoning), len(content or ""), calls, withheld)
+def after(reasoning: str, content: str | None = None, *, calls: int = 0, withheld: bool = False) -> Extent:
+    return Extent(1, len(reasoning), len(content or ""), calls, withheld)
 
 
 # -- places ----------------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ def after(reasoning: str, content: str | None = None, *, calls: int = 0, withhel
         (after(REASONING, "\n\n", calls=5), Place.TOOL_CALL),
     ],
 )
-def test_a_cut_place_has_a_kind(step: Step, place: Place) -> None:
+def test_a_cut_place_has_a_kind(step: Extent, place: Place) -> None:
     assert place_of(step, WHOLE) is place
 
 
 def test_content_that_a_tool_call_follows_ends_at_the_call() -> None:
-    whole = replace(WHOLE, calls=(Call("x", "f", "{}"),))
+    whole = replace(WHOLE, calls=(ToolCall("x", "f", "{}"),))
     assert place_of(after(REASONING, CONTENT), whole) is Place.TOOL_CALL
 
 
@@ -110,29 +110,31 @@ def test_cuts_are_spread_evenly_and_the_ends_are_among_them() -> None:
 
 
 def test_a_cut_is_found_again_in_a_coarser_recording() -> None:
-    fine = Cut(0, Place.CONTENT_WORD, Step(9, 5, 4, 0, False))
-    coarse = [Step(2, 3, 0, 0, False), Step(3, 5, 2, 0, False), Step(4, 5, 8, 0, False)]
+    fine = Cut(0, Place.CONTENT_WORD, Extent(9, 5, 4, 0, False))
+    coarse = [Extent(2, 3, 0, 0, False), Extent(3, 5, 2, 0, False), Extent(4, 5, 8, 0, False)]
     assert events_at(fine, coarse) == 3
     assert events_at(fine, [fine.step]) == 9
-    assert events_at(Cut(0, Place.CONTENT_WORD, Step(1, 1, 0, 0, False)), coarse) == 0
+    assert events_at(Cut(0, Place.CONTENT_WORD, Extent(1, 1, 0, 0, False)), coarse) == 0
 
 
 # -- comparing -------------------------------------------------------------------------------------
 
-ANSWER = Told(
+ANSWER = HeardAnswer(
     "Hm.\n", "\n\nThe answer.", (), "stop", {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
     None, 1, 1, 1,
 )  # fmt: skip
-CALLED = replace(ANSWER, calls=(Call("c-1", "f", '{"a": 1}'),), finish="tool_calls")
+CALLED = replace(ANSWER, calls=(ToolCall("c-1", "f", '{"a": 1}'),), finish="tool_calls")
 
 
-def judged(got: Told, want: Told = ANSWER, before: Told | None = None, **asked: Any) -> Finding:
+def judged(
+    got: HeardAnswer, want: HeardAnswer = ANSWER, before: HeardAnswer | None = None, **asked: Any
+) -> Finding:
     asked = {"decided": True, "counts_exact": True, "reason": "", **asked}
-    return judge(want, got, before or Told(), **asked)
+    return judge(want, got, before or HeardAnswer(), **asked)
 
 
 def test_an_equal_answer_is_exact() -> None:
-    assert judged(ANSWER) == Finding(Verdict.EXACT, "", True)
+    assert judged(ANSWER) == Finding(Likeness.EXACT, "", True)
 
 
 @pytest.mark.parametrize(
@@ -150,23 +152,23 @@ def test_an_equal_answer_is_exact() -> None:
         ({"ids": 2}, "id: 2 different ones in one answer"),
         ({"usage": {"prompt_tokens": 3}}, "usage: completion_tokens, total_tokens missing"),
         ({"usage": None}, "usage: completion_tokens, prompt_tokens, total_tokens missing"),
-        ({"calls": (Call("x", "f", "{}"),)}, "tool calls: wanted 0, got 1"),
+        ({"calls": (ToolCall("x", "f", "{}"),)}, "tool calls: wanted 0, got 1"),
     ],
 )
 def test_the_first_difference_is_shown(changed: dict[str, Any], says: str) -> None:
     found = judged(replace(ANSWER, **changed))
-    assert found.verdict is Verdict.DIVERGED
+    assert found.verdict is Likeness.DIVERGED
     assert found.difference.startswith(says)
 
 
 def test_other_counts_are_exact_text_with_other_usage() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
-    assert judged(replace(ANSWER, usage=usage)) == Finding(Verdict.EXACT, "", False)
+    assert judged(replace(ANSWER, usage=usage)) == Finding(Likeness.EXACT, "", False)
 
 
 def test_a_call_that_had_begun_keeps_its_id_and_a_later_one_may_have_any() -> None:
     other = replace(CALLED, calls=(replace(CALLED.calls[0], id="c-2"),))
-    assert judged(other, CALLED).verdict is Verdict.EXACT
+    assert judged(other, CALLED).verdict is Likeness.EXACT
     assert judged(other, CALLED, CALLED).difference == "tool call 0, id: 'c-1' became 'c-2'"
     assert (
         "id is missing"
@@ -177,18 +179,18 @@ def test_a_call_that_had_begun_keeps_its_id_and_a_later_one_may_have_any() -> No
 
 
 def test_a_failed_ending_is_refused_or_was_not_tried() -> None:
-    failed = Told(error={"message": "x"})
-    assert judged(failed, reason="why") == Finding(Verdict.REFUSED, "why")
-    assert judged(failed, reason="why", decided=False) == Finding(Verdict.NOT_TRIED, "why")
+    failed = HeardAnswer(error={"message": "x"})
+    assert judged(failed, reason="why") == Finding(Likeness.REFUSED, "why")
+    assert judged(failed, reason="why", decided=False) == Finding(Likeness.NOT_TRIED, "why")
 
 
 def test_an_answer_at_an_estimated_limit_may_end_elsewhere_but_not_differ() -> None:
     want = replace(ANSWER, finish="length")
     shorter = replace(want, content=want.content[:6])
-    assert judged(shorter, want, counts_exact=False).verdict is Verdict.EXACT
-    assert judged(shorter, want).verdict is Verdict.DIVERGED
+    assert judged(shorter, want, counts_exact=False).verdict is Likeness.EXACT
+    assert judged(shorter, want).verdict is Likeness.DIVERGED
     other = replace(want, content="\n\nAn answer of more words.")
-    assert judged(other, want, counts_exact=False).verdict is Verdict.DIVERGED
+    assert judged(other, want, counts_exact=False).verdict is Likeness.DIVERGED
 
 
 def test_a_stream_is_told_as_a_client_understands_it() -> None:
@@ -204,8 +206,8 @@ def test_a_stream_is_told_as_a_client_understands_it() -> None:
         event(b"[DONE]"),
     ]
     found = told(b"".join(stream))
-    assert found == Told(
-        "Hm", "Hi", (Call("c", "f", "{}"),), "tool_calls", {"total_tokens": 3}, None, 1, 1, 1
+    assert found == HeardAnswer(
+        "Hm", "Hi", (ToolCall("c", "f", "{}"),), "tool_calls", {"total_tokens": 3}, None, 1, 1, 1
     )
     assert told(event({"error": {"message": "no"}})).error == {"message": "no"}
     assert not first_difference(found, found, found)

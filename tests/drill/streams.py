@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from continuation.testbed.drill.flights import Flight, Leg
+from continuation.testbed.drill.flights import Flight, FlownLeg
 from continuation.testbed.drill.plans import ERROR, Plan, Reference
 from continuation.testbed.drill.reading import read
 from continuation.testbed.drill.wire import Head
@@ -60,15 +60,17 @@ def engine_error() -> bytes:
     return event({"error": {"message": ERROR, "type": "DrillError", "code": 500}})
 
 
-def leg(number: int, handed: list[bytes], *, ended: str = "broken", struck: bool = True, **more: Any) -> Leg:
+def leg(
+    number: int, handed: list[bytes], *, ended: str = "broken", struck: bool = True, **more: Any
+) -> FlownLeg:
     raw = bytearray(b"".join(handed))
-    told = Leg(number, HEAD, b"{}", 200, list(handed), raw, bytearray(raw), struck, ended=ended)
+    told = FlownLeg(number, HEAD, b"{}", 200, list(handed), raw, bytearray(raw), struck, ended=ended)
     for name, value in more.items():
         setattr(told, name, value)
     return told
 
 
-def flight(plan: Plan, legs: list[Leg], heard: bytes | list[bytes], ended: str = "clean") -> Flight:
+def flight(plan: Plan, legs: list[FlownLeg], heard: bytes | list[bytes], ended: str = "clean") -> Flight:
     """A guarded stream that was answered with `heard`."""
     told = Flight(plan, "drill-1-0", b"{}", legs)
     told.heard.status, told.heard.ended = (200 if legs else 0), ended

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from continuation.testbed.drill.flights import Flight
-from continuation.testbed.drill.judging import Outcome, due_to, judge
+from continuation.testbed.drill.judging import DrillOutcome, due_to, judge
 from continuation.testbed.drill.plans import Plan, Strike
 from continuation.testbed.drill.reading import difference, read, text_difference
 from continuation.testbed.drill.wire import Head
@@ -34,9 +34,9 @@ CUT = WHOLE[:5]
 REST = WHOLE[5:]
 
 
-def outcome(one: Flight, events: list[bytes] = WHOLE) -> Outcome:
+def outcome(one: Flight, events: list[bytes] = WHOLE) -> DrillOutcome:
     finding = judge(one, reference(events), IDLE)
-    assert bool(finding.troubles) == (finding.outcome is Outcome.WRONG)
+    assert bool(finding.troubles) == (finding.outcome is DrillOutcome.WRONG)
     return finding.outcome
 
 
@@ -58,13 +58,13 @@ def rescued(heard: list[bytes] | None = None, plan: Plan | None = None) -> Fligh
 
 def test_an_answer_without_a_fault_must_come_through_byte_for_byte() -> None:
     whole = flight(Plan(0, "none", 0), [leg(1, WHOLE, ended="clean", struck=False)], WHOLE)
-    assert outcome(whole) is Outcome.WHOLE
+    assert outcome(whole) is DrillOutcome.WHOLE
     whole.heard.raw = bytearray(b"".join(WHOLE).replace(b'"created":5', b'"created": 5'))
     assert "byte" in troubles(whole)
 
 
 def test_a_broken_answer_must_be_rescued() -> None:
-    assert outcome(rescued()) is Outcome.RESCUED
+    assert outcome(rescued()) is DrillOutcome.RESCUED
     row = judge(rescued(), reference(), IDLE).due.row
     assert row == {
         "outcome": "rescued",
@@ -93,26 +93,26 @@ def test_each_event_of_one_who_comes_back_has_the_next_number(numbers: list[int 
     for number, block in zip([*numbers, *range(last + 1, last + 7)], WHOLE, strict=True):
         one.take_numbered((f"id: {number}\n".encode() if number else b"") + b": a comment\n" + block)
     assert bytes(one.heard.raw) == b"".join(WHOLE)
-    assert outcome(one) is (Outcome.WRONG if wrong else Outcome.RESCUED)
+    assert outcome(one) is (DrillOutcome.WRONG if wrong else DrillOutcome.RESCUED)
     assert wrong in troubles(one)
 
 
 def test_a_break_before_any_text_must_fail() -> None:
     early = flight(broken(), [leg(1, [ROLE])], [ROLE, failed("no_recoverable_content")])
-    assert outcome(early) is Outcome.FAILED
+    assert outcome(early) is DrillOutcome.FAILED
     assert judge(early, reference(), IDLE).due.reason == "no_recoverable_content"
 
 
 def test_a_break_in_a_tool_call_must_fail() -> None:
     begun = TOOL[:3]
     one = flight(broken(), [leg(1, begun)], [*begun, failed("tool_call_seen")])
-    assert outcome(one, TOOL) is Outcome.FAILED
+    assert outcome(one, TOOL) is DrillOutcome.FAILED
 
 
 def test_a_break_after_the_finish_is_completed() -> None:
     plan = Plan(0, "ending_lost", 0, leg1=Strike("ending_lost", 0, "reset"))
     one = flight(plan, [leg(1, WHOLE[:8])], WHOLE)
-    assert outcome(one) is Outcome.COMPLETED
+    assert outcome(one) is DrillOutcome.COMPLETED
     one.heard.raw = bytearray(b"".join(WHOLE[:8]))
     assert "[DONE] 0 times" in troubles(one)
 
@@ -137,10 +137,10 @@ def test_what_is_due_depends_on_leg_2(strike: Strike, reason: str) -> None:
 def test_an_empty_leg_2_ends_content_and_fails_a_thinking() -> None:
     plan = broken(leg2=Strike("empty_stop"))
     legs = [leg(1, CUT), leg(2, [])]
-    assert outcome(flight(plan, legs, [*CUT, STOP, usage(), DONE])) is Outcome.RESCUED
+    assert outcome(flight(plan, legs, [*CUT, STOP, usage(), DONE])) is DrillOutcome.RESCUED
     thinking = [ROLE, *THOUGHT]
     one = flight(plan, [leg(1, thinking), leg(2, [])], [*thinking, failed()])
-    assert outcome(one) is Outcome.FAILED
+    assert outcome(one) is DrillOutcome.FAILED
     assert due_to(one).reason == "leg2_empty"
 
 
@@ -149,7 +149,7 @@ def test_a_silence_must_be_acted_on_only_where_it_can_be_continued() -> None:
     waited = leg(1, WHOLE, ended="clean", went_on=True)
     assert "silence was not acted on" in troubles(flight(plan, [waited], WHOLE))
     early = Plan(0, "stall", 0, leg1=Strike("stall", 1))
-    assert outcome(flight(early, [waited], WHOLE)) is Outcome.WHOLE
+    assert outcome(flight(early, [waited], WHOLE)) is DrillOutcome.WHOLE
 
 
 def starved(heard: list[bytes], plan: Plan | None = None, silence: float = IDLE) -> Flight:
@@ -161,20 +161,20 @@ def starved(heard: list[bytes], plan: Plan | None = None, silence: float = IDLE)
 
 
 def test_a_gateway_that_gives_up_an_engine_which_starves_is_not_wrong_and_its_answer_must_be_sound() -> None:
-    assert outcome(starved(WHOLE)) is Outcome.UNCLEAR
-    assert outcome(starved([*CUT, failed("idle_timeout")])) is Outcome.UNCLEAR
+    assert outcome(starved(WHOLE)) is DrillOutcome.UNCLEAR
+    assert outcome(starved([*CUT, failed("idle_timeout")])) is DrillOutcome.UNCLEAR
     assert not judge(starved(WHOLE), reference(), IDLE).row_is_certain
     assert "requests that reached the engine" in troubles(starved(WHOLE, silence=0.1))
     for change in ("a token is missing", "[DONE] is missing", "a second id", "usage twice"):
         changed = starved(WRONG[change](WHOLE))
-        assert (outcome(changed) is Outcome.WRONG) is (change != "usage twice")
-    assert outcome(starved([*CUT[:4], WORDS[2], failed("idle_timeout")])) is Outcome.WRONG
+        assert (outcome(changed) is DrillOutcome.WRONG) is (change != "usage twice")
+    assert outcome(starved([*CUT[:4], WORDS[2], failed("idle_timeout")])) is DrillOutcome.WRONG
 
 
 def test_a_starved_engine_may_be_given_up_before_its_fault() -> None:
     one = rescued()
     one.legs[1].asked_at = one.legs[0].handed_at + IDLE
-    assert outcome(one) is Outcome.RESCUED
+    assert outcome(one) is DrillOutcome.RESCUED
     assert not judge(one, reference(), IDLE).row_is_certain
     assert judge(rescued(), reference(), IDLE).row_is_certain
 
@@ -215,7 +215,7 @@ WRONG: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG.keys())
 def test_a_rescued_answer_is_wrong_if(change: Callable[[list[bytes]], list[bytes]]) -> None:
-    assert outcome(rescued(change(WHOLE))) is Outcome.WRONG
+    assert outcome(rescued(change(WHOLE))) is DrillOutcome.WRONG
 
 
 def test_the_first_difference_is_told_with_its_place() -> None:
@@ -235,7 +235,7 @@ def test_reasoning_under_two_names_is_wrong() -> None:
 )
 def test_usage_comes_only_where_it_was_asked_for(wanted: str, ending: list[bytes], right: bool) -> None:
     one = rescued([*WHOLE[:8], *ending], broken(usage=wanted))
-    assert (outcome(one) is Outcome.RESCUED) is right
+    assert (outcome(one) is DrillOutcome.RESCUED) is right
 
 
 def test_running_usage_never_goes_backwards_and_ends_exactly() -> None:
@@ -312,20 +312,20 @@ def test_a_body_that_was_changed_is_wrong() -> None:
 )
 def test_the_failed_ending_is_one_error_event_that_says_why(ending: list[bytes], right: bool) -> None:
     one = flight(broken(), [leg(1, [ROLE])], [ROLE, *ending])
-    assert (outcome(one) is Outcome.FAILED) is right
+    assert (outcome(one) is DrillOutcome.FAILED) is right
 
 
 def test_the_engines_own_error_event_is_forwarded() -> None:
     plan = Plan(0, "client_error_event", 0, leg1=Strike("client_error_event", 5, "openai"))
     legs = [leg(1, CUT, ended="clean")]
-    assert outcome(flight(plan, legs, [*CUT, engine_error()])) is Outcome.FAILED
+    assert outcome(flight(plan, legs, [*CUT, engine_error()])) is DrillOutcome.FAILED
     assert "did not come through" in troubles(flight(plan, legs, [*CUT, failed("error_event")]))
 
 
 def test_what_a_failed_leg_2_said_must_be_the_answers_next_words() -> None:
     plan = broken(leg2=Strike("reset"))
     legs = [leg(1, CUT), leg(2, WORDS[2:3])]
-    assert outcome(flight(plan, legs, [*CUT, WORDS[2], failed()])) is Outcome.FAILED
+    assert outcome(flight(plan, legs, [*CUT, WORDS[2], failed()])) is DrillOutcome.FAILED
     assert "content, character 15" in troubles(flight(plan, legs, [*CUT, WORDS[3], failed()]))
     assert "content of leg 1" in troubles(flight(plan, legs, [*CUT[:4], failed()]))
 
@@ -342,7 +342,7 @@ def passed(heard: bytes, ended: str, sent: bytes = b"half an ev", how: str = "br
 
 def test_who_opts_out_gets_every_byte_and_the_break() -> None:
     raw = b"".join(CUT) + b"half an ev"
-    assert outcome(passed(raw, "broken")) is Outcome.PASSED
+    assert outcome(passed(raw, "broken")) is DrillOutcome.PASSED
     assert "end: " in troubles(passed(raw, "clean"))
     assert "byte" in troubles(passed(raw[:-1], "broken"))
     rescued_all_the_same = passed(raw, "broken")
@@ -358,7 +358,7 @@ def test_a_refusal_is_passed_on_as_it_is() -> None:
         one.heard.status = status
         return one
 
-    assert outcome(refused(503, b'{"error": 1}')) is Outcome.PASSED
+    assert outcome(refused(503, b'{"error": 1}')) is DrillOutcome.PASSED
     assert "status" in troubles(refused(502, b'{"error": 1}'))
     assert "byte" in troubles(refused(503, b'{"error": 2}'))
 
@@ -369,13 +369,13 @@ def test_an_engine_that_answers_nothing_is_a_502() -> None:
     assert "status: wanted 502, got 200" in troubles(one)
     one.heard.raw = bytearray(b'{"error":{"code":"downstream_unreachable"}}')
     one.heard.status = 502
-    assert outcome(one) is Outcome.PASSED
+    assert outcome(one) is DrillOutcome.PASSED
 
 
 def test_the_engine_must_be_let_go_of_when_the_client_leaves() -> None:
     plan = Plan(0, "client_leaves", 0, leg1=Strike("hold", 5, "silent close"))
     one = flight(plan, [leg(1, CUT, ended="left")], CUT, ended="left")
-    assert outcome(one) is Outcome.PASSED
+    assert outcome(one) is DrillOutcome.PASSED
     assert judge(one, reference(), IDLE).due.row == {"outcome": "client_gone", "decision": "none"}
     one.legs[0].ended = ""
     assert "not let go of" in troubles(one)
@@ -383,10 +383,10 @@ def test_the_engine_must_be_let_go_of_when_the_client_leaves() -> None:
 
 def test_what_is_no_http_must_not_reach_the_engine() -> None:
     plan = Plan(0, "client_garbage", 0, leg1=Strike("none", how="not_http"))
-    assert outcome(flight(plan, [], b"", ended="left")) is Outcome.PASSED
-    assert outcome(flight(plan, [], b"HTTP/1.1 400 Bad Request\r\n\r\n", ended="left")) is Outcome.PASSED
-    assert outcome(flight(plan, [], b"HTTP/1.1 200 OK\r\n\r\n", ended="left")) is Outcome.WRONG
-    assert outcome(flight(plan, [leg(1, [])], b"", ended="left")) is Outcome.WRONG
+    assert outcome(flight(plan, [], b"", ended="left")) is DrillOutcome.PASSED
+    assert outcome(flight(plan, [], b"HTTP/1.1 400 Bad Request\r\n\r\n", ended="left")) is DrillOutcome.PASSED
+    assert outcome(flight(plan, [], b"HTTP/1.1 200 OK\r\n\r\n", ended="left")) is DrillOutcome.WRONG
+    assert outcome(flight(plan, [leg(1, [])], b"", ended="left")) is DrillOutcome.WRONG
 
 
 # -- reading -----------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 from continuation.testbed.demo.screen import Screen
 from continuation.testbed.drill import ledger, report
 from continuation.testbed.drill.campaign import Choices, Result, Wrong
-from continuation.testbed.drill.judging import Outcome
-from continuation.testbed.drill.ledger import COLUMNS, Ledger
+from continuation.testbed.drill.judging import DrillOutcome
+from continuation.testbed.drill.ledger import COLUMNS, AuditLedger
 from continuation.testbed.drill.sampling import Latencies, Rates, Sample, process, trends
 
 DUE = {"outcome": "rescued", "failure": "eof", "content_chars": 9}
@@ -23,8 +23,8 @@ def row(request_id: str, **told: Any) -> dict[str, Any]:
     return dict.fromkeys(COLUMNS) | {"request_id": request_id, "decision": "continue"} | DUE | told
 
 
-def expecting(due: dict[str, Any] | None, **more: bool) -> Ledger:
-    one = Ledger(Path("nowhere"))
+def expecting(due: dict[str, Any] | None, **more: bool) -> AuditLedger:
+    one = AuditLedger(Path("nowhere"))
     one.expect("r-1", 1, due, **more)
     return one
 
@@ -38,7 +38,7 @@ def test_a_row_that_says_what_was_due_is_right() -> None:
 
 
 def test_a_row_may_come_before_its_stream_was_judged() -> None:
-    one = Ledger(Path("nowhere"))
+    one = AuditLedger(Path("nowhere"))
     assert list(one.compare([row("r-1")])) == []
     one.expect("r-1", 1, DUE)
     assert list(one.compare([])) == []
@@ -59,7 +59,7 @@ def test_a_row_that_nobody_needed_is_wrong() -> None:
 
 
 def test_two_rows_for_one_stream_are_wrong() -> None:
-    one = Ledger(Path("nowhere"))
+    one = AuditLedger(Path("nowhere"))
     assert [told for _, told in one.compare([row("r-1"), row("r-1")])] == ["two audit rows for r-1"]
 
 
@@ -81,7 +81,7 @@ def test_the_row_of_a_stream_that_is_wrong_already_is_kept_to_be_looked_at() -> 
 
 
 def test_a_row_of_a_stream_that_never_was_is_wrong_in_the_end() -> None:
-    one = Ledger(Path("nowhere"))
+    one = AuditLedger(Path("nowhere"))
     assert list(one.compare([row("r-9")])) == []
     assert [told for _, told in one.compare([], final=True)] == [
         "an audit row for r-9, which ended before it was judged"
@@ -143,14 +143,18 @@ def shown(result: Result) -> str:
 
 def result(**more: Any) -> Result:
     told = Result(Choices(seed=7, kinds=("reset", "eof"), **more), seconds=61)
-    for kind, outcome in (("reset", Outcome.RESCUED), ("reset", Outcome.FAILED), ("eof", Outcome.RESCUED)):
+    for kind, outcome in (
+        ("reset", DrillOutcome.RESCUED),
+        ("reset", DrillOutcome.FAILED),
+        ("eof", DrillOutcome.RESCUED),
+    ):
         told.note(kind, outcome)
     return told
 
 
 def test_the_table_counts_outcomes_by_kind() -> None:
     assert report.table(result()) == [
-        ["fault", "streams", *map(str, Outcome)],
+        ["fault", "streams", *map(str, DrillOutcome)],
         ["reset", "2", "-", "1", "-", "1", "-", "-", "-"],
         ["eof", "1", "-", "1", "-", "-", "-", "-", "-"],
         ["all", "3", "-", "2", "-", "1", "-", "-", "-"],

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from continuation.resume.log import START, Cursor, Entry, Log, Piece, Reader, Store, Writer
+from continuation.resume.log import START, Cursor, Entry, Log, LogSlice, LogWriter, Reader, Store
 
 # Seconds: for a condition to come about on a machine that others use too, and for a begin to be answered.
 DEADLINE = 30.0
@@ -32,7 +32,7 @@ def parts(number: int, count: int, size: int = 10) -> list[Entry]:
     return [Entry(number, part, bytes([65 + part]) * size, open=part + 1 < count) for part in range(count)]
 
 
-async def begun(store: Store, stream_id: str | None = None, request: bytes = b"the request") -> Writer:
+async def begun(store: Store, stream_id: str | None = None, request: bytes = b"the request") -> LogWriter:
     writer = await store.begin(stream_id or new_id(), request, BEGIN)
     assert writer is not None
     return writer
@@ -44,7 +44,7 @@ async def found(store: Store, stream_id: str) -> Log:
     return log
 
 
-async def told(reader: Reader) -> Piece:
+async def told(reader: Reader) -> LogSlice:
     """The next piece that says anything."""
     until = time.monotonic() + DEADLINE
     while True:

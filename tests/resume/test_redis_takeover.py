@@ -20,7 +20,7 @@ import redis
 from cryptography.fernet import Fernet
 
 from continuation.resume.generation import Generation, Generations
-from continuation.resume.log import START, Entry, Limits, State, StoreAway, Taken, Writer, after
+from continuation.resume.log import START, Entry, Limits, LogWriter, State, StoreAway, Taken, after
 from continuation.resume.store.redis import account, following, health, ledger
 from continuation.resume.store.redis.claims import RELEASED_TIMES
 from continuation.resume.store.redis.scripts import CLAIM, RELEASE, Command, keys_of, lease_of
@@ -110,7 +110,7 @@ async def taken_over(store: RedisStore, stream_id: str) -> Taken:
     return got[0]
 
 
-async def handed(writer: Writer) -> None:
+async def handed(writer: LogWriter) -> None:
     writer.hand_over()
     await until(lambda: writer.log.gone)
 
@@ -229,7 +229,7 @@ async def test_a_stream_that_is_handed_over_is_another_one_s_at_once(
     assert await reading == [event(1), *parts(2, 3), event(3), event(4)]
 
 
-async def read_now(writer: Writer) -> list[int]:
+async def read_now(writer: LogWriter) -> list[int]:
     """What a reader in the same process gets without waiting."""
     reader = writer.log.reader(START)
     piece = await reader.read()

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-from continuation.resume.log import START, Limits, State, StoreAway, Writer, after
+from continuation.resume.log import START, Limits, LogWriter, State, StoreAway, after
 from continuation.resume.store.redis import account, health, pump
 from continuation.resume.store.redis.scripts import keys_of, lease_of
 from continuation.resume.store.redis.store import RedisStore
@@ -48,7 +48,7 @@ def log_of(server: RedisServer, stream_id: str) -> list[tuple[str, str]]:
         return [(each, next(iter(fields))) for each, fields in client.xrange(keys_of(stream_id).log)]
 
 
-async def written(server: RedisServer, writer: Writer) -> None:
+async def written(server: RedisServer, writer: LogWriter) -> None:
     """Until Redis has what the stream has, each entry once."""
     last = writer.log.last
     wanted = [f"{number}-0" for number in range(writer.log.first, last + 1)]
@@ -63,7 +63,7 @@ async def written(server: RedisServer, writer: Writer) -> None:
 
 
 @asynccontextmanager
-async def live(writer: Writer, first: int) -> AsyncIterator[list[float]]:
+async def live(writer: LogWriter, first: int) -> AsyncIterator[list[float]]:
     """While the block runs an event comes each few milliseconds and is read; then the seconds each of them took."""
     delays: list[float] = []
     ends = asyncio.Event()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from continuation.testbed.simulator.engine import Answer, Config, Engine, Event
+from continuation.testbed.simulator.engine import Answer, Config, SimulatedEngine, SimulatedEvent
 
 QUESTION = "What does the gateway do when a stream breaks? 请说明 🙂"
 WEATHER = {
@@ -23,26 +23,26 @@ WEATHER = {
 }
 
 
-def engine(name: str = "vllm", template: str = "qwen", **options: Any) -> Engine:
-    return Engine(Config(engine=name, template=template, **options))  # type: ignore[arg-type]
+def engine(name: str = "vllm", template: str = "qwen", **options: Any) -> SimulatedEngine:
+    return SimulatedEngine(Config(engine=name, template=template, **options))  # type: ignore[arg-type]
 
 
 def ask(question: str = QUESTION, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}], "stream": True, **fields}
 
 
-def answer(one: Engine, body: dict[str, Any] | None = None) -> Answer:
+def answer(one: SimulatedEngine, body: dict[str, Any] | None = None) -> Answer:
     found = one.chat(json.dumps(body or ask()).encode())
     assert isinstance(found, Answer), found
     return found
 
 
-def events(one: Engine, body: dict[str, Any] | None = None) -> list[Event]:
+def events(one: SimulatedEngine, body: dict[str, Any] | None = None) -> list[SimulatedEvent]:
     return list(answer(one, body).events())
 
 
-def chunks(blocks: Iterable[Event | str]) -> list[dict[str, Any]]:
-    texts = (block.data if isinstance(block, Event) else block for block in blocks)
+def chunks(blocks: Iterable[SimulatedEvent | str]) -> list[dict[str, Any]]:
+    texts = (block.data if isinstance(block, SimulatedEvent) else block for block in blocks)
     lines = (text.strip().removeprefix("data: ") for text in texts)
     return [json.loads(line) for line in lines if line and line != "[DONE]"]
 
@@ -71,7 +71,7 @@ class Told:
         return self
 
 
-def told(blocks: Iterable[Event | str]) -> Told:
+def told(blocks: Iterable[SimulatedEvent | str]) -> Told:
     result = Told()
     for chunk in chunks(blocks):
         result.add(chunk)

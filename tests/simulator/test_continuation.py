@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuation.testbed.simulator.engine import Answer, Event
+from continuation.testbed.simulator.engine import Answer, SimulatedEvent
 from tests.simulator.helpers import QUESTION, Told, answer, ask, chunks, engine, told
 
 K3_OPEN, K3_CLOSE, K3_RESPONSE = "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"
@@ -61,7 +61,7 @@ WAYS = [
 
 
 @cache
-def leg1(name: str, template: str) -> list[Event]:
+def leg1(name: str, template: str) -> list[SimulatedEvent]:
     return list(answer(engine(name, template)).events())
 
 

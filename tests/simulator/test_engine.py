@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from continuation.testbed.simulator.engine import Changes, Engine
+from continuation.testbed.simulator.engine import Changes, SimulatedEngine
 from continuation.testbed.simulator.shapes import Refusal
 from tests.simulator.helpers import QUESTION, WEATHER, answer, ask, chunks, engine, events, told
 
@@ -262,7 +262,7 @@ def test_strange_but_valid_bodies_are_answered(name: str, template: str) -> None
 
 
 def test_a_prompt_over_the_model_s_length_is_refused_before_it_is_cut_into_tokens() -> None:
-    one = Engine(engine(max_model_len=64).config)
+    one = SimulatedEngine(engine(max_model_len=64).config)
     for size in (500, 50_000_000):
         refusal = one.chat(json.dumps(ask("word " * (size // 5))).encode())
         assert isinstance(refusal, Refusal)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from continuation.testbed.simulator.dialects import DIALECTS
-from continuation.testbed.simulator.render import Prompt, Refused, render_sglang, render_vllm
+from continuation.testbed.simulator.render import ConversationRefused, Prompt, render_sglang, render_vllm
 from continuation.testbed.simulator.requests import read_chat
 from tests.simulator.helpers import WEATHER
 
@@ -81,7 +81,7 @@ def test_vllm_continues_the_final_message_where_it_ends() -> None:
 
 
 def test_vllm_refuses_a_final_message_that_the_template_rewrote_and_tells_the_conversation() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConversationRefused) as refused:
         vllm(
             "qwen",
             {"role": "user", "content": "A secret"},
@@ -98,7 +98,7 @@ def test_vllm_refuses_a_final_message_that_the_template_rewrote_and_tells_the_co
 
 @pytest.mark.parametrize("message", [{"role": "assistant"}, last(None, reasoning="R")])
 def test_vllm_refuses_a_final_message_without_content(message: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match="could not find any text to continue"):
+    with pytest.raises(ConversationRefused, match="could not find any text to continue"):
         vllm("qwen", USER, message, **CONTINUE)
 
 
@@ -188,7 +188,7 @@ def test_history_tools_and_calls_are_rendered(template: str) -> None:
 
 @pytest.mark.parametrize("render", [vllm, sglang])
 def test_an_empty_conversation_is_refused(render: Any) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(ConversationRefused):
         render("qwen")
 
 

@@ -7,12 +7,12 @@ import pytest
 from continuation.testbed.simulator.faults import KINDS, parse_header
 from continuation.testbed.simulator.script import (
     Action,
+    AnswerHead,
     Disconnect,
     EndBody,
     HalfClose,
-    Head,
     Reset,
-    Send,
+    SendEvent,
     SendPart,
     Wait,
     changes_for,
@@ -29,7 +29,7 @@ def actions(fault: str, name: str = "vllm") -> list[Action]:
 
 
 def sent(found: list[Action]) -> list[str]:
-    return [action.data.decode() for action in found if isinstance(action, Send)]
+    return [action.data.decode() for action in found if isinstance(action, SendEvent)]
 
 
 MID_STREAM = [name for name, kind in KINDS.items() if kind.mid_stream and name != "truncated"]
@@ -37,7 +37,7 @@ MID_STREAM = [name for name, kind in KINDS.items() if kind.mid_stream and name !
 
 def test_without_a_fault_the_answer_is_told_and_ended() -> None:
     found = actions("")
-    assert found[0] == Head()
+    assert found[0] == AnswerHead()
     assert found[-1] == EndBody()
     assert len(sent(found)) == len(events(engine(), USAGE)) == len(found) - 2
 
@@ -51,7 +51,7 @@ def test_a_fault_strikes_after_the_events_that_it_names(name: str, count: int) -
     assert [json.loads(text[6:])["choices"] for text in sent(before)] == [
         json.loads(text[6:])["choices"] for text in plain[:count]
     ]
-    assert not isinstance(found[1 + count], Send) or sent(found)[count] != plain[count]
+    assert not isinstance(found[1 + count], SendEvent) or sent(found)[count] != plain[count]
 
 
 @pytest.mark.parametrize("name", MID_STREAM)
@@ -164,7 +164,7 @@ def test_an_abort_is_a_finish_with_usage() -> None:
 
 def test_a_truncated_answer_announces_its_whole_length() -> None:
     head, *rest = actions("truncated; after=5")
-    assert isinstance(head, Head)
+    assert isinstance(head, AnswerHead)
     assert head.length == sum(len(text.encode()) for text in sent(actions("")))
     assert len(sent(rest)) == 5
     whole = sent(actions("truncated; form=no_done"))
@@ -181,6 +181,6 @@ def test_what_changes_the_answer_is_told_beforehand() -> None:
 
 
 def test_an_empty_answer_and_a_slow_one() -> None:
-    assert actions("empty") == [Head(), EndBody()]
-    assert actions("slow_first_token; delay=3")[:2] == [Head(), Wait(3.0)]
-    assert actions("slow_first_token; delay=3; before=headers")[:2] == [Wait(3.0), Head()]
+    assert actions("empty") == [AnswerHead(), EndBody()]
+    assert actions("slow_first_token; delay=3")[:2] == [AnswerHead(), Wait(3.0)]
+    assert actions("slow_first_token; delay=3; before=headers")[:2] == [Wait(3.0), AnswerHead()]

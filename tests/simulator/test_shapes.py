@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from continuation.testbed.simulator.engine import Engine
+from continuation.testbed.simulator.engine import SimulatedEngine
 from continuation.testbed.simulator.faults import build
-from continuation.testbed.simulator.script import Send, script
+from continuation.testbed.simulator.script import SendEvent, script
 from tests.simulator.helpers import WEATHER, answer, ask, chunks, engine, events, told
 
 RECORDED = Path(__file__).parent.parent / "data" / "simulator"
@@ -37,7 +37,7 @@ def skeletons(rows: list[dict[str, Any]]) -> set[Any]:
     return {skeleton(row) for row in rows}
 
 
-def words_of(one: Engine) -> str:
+def words_of(one: SimulatedEngine) -> str:
     """A stop string that the answer will hit in its content."""
     return told(events(one)).content.strip()[10:16]
 
@@ -98,7 +98,7 @@ def test_sglang_chunks_have_the_recorded_keys(name: str, fields: dict[str, Any])
 @pytest.mark.parametrize("fault", ["error_event", "aborted"])
 def test_streams_that_die_in_band_end_as_recorded(name: str, fault: str) -> None:
     actions = script(answer(engine(name), ask(**USAGE)), build(fault, {"in": "content", "after": "9"}))
-    blocks = [action.data.decode() for action in actions if isinstance(action, Send)]
+    blocks = [action.data.decode() for action in actions if isinstance(action, SendEvent)]
     theirs = (RECORDED / f"{name}_{fault}.sse").read_text().splitlines()
     assert [skeleton(row) for row in chunks(blocks)][-2:] == [
         skeleton(row) for row in recorded(f"{name}_{fault}")

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from continuation.management.arguments import amount
 from continuation.testbed.demo.play import play, show_where
 from continuation.testbed.demo.screen import BOLD, CYAN, DIM, GREEN, Screen
-from continuation.testbed.demo.stage import Choices, Stage, stage
+from continuation.testbed.demo.stage import DemoChoices, DemoStage, stage
 from continuation.testbed.processes import CannotGoOn
 
 PLAIN_COLUMNS = 80
@@ -52,7 +52,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        choices = Choices(options["engine"], options["model"], options["token_delay_ms"])
+        choices = DemoChoices(options["engine"], options["model"], options["token_delay_ms"])
         with _ended_by_signals():
             try:
                 equal = self._run(choices, self._screen(options), once=options["once"])
@@ -63,7 +63,7 @@ class Command(BaseCommand):
         if options["once"] and not equal:
             raise SystemExit(1)
 
-    def _run(self, choices: Choices, screen: Screen, *, once: bool) -> bool:
+    def _run(self, choices: DemoChoices, screen: Screen, *, once: bool) -> bool:
         screen.line(f"Starting a simulated engine ({choices.engine}, Qwen-like) and the gateway ...")
         with stage(choices) as on:
             screen.line(
@@ -77,7 +77,7 @@ class Command(BaseCommand):
                 self._wait(on, screen)
         return equal
 
-    def _wait(self, on: Stage, screen: Screen) -> None:
+    def _wait(self, on: DemoStage, screen: Screen) -> None:
         try:
             screen.line()
             screen.line("Ctrl-C stops both.", BOLD)

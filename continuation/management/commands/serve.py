@@ -37,14 +37,14 @@ class Command(BaseCommand):
         # Not before the settings are known to be right.
         from gatewaysite.server.listener import Listener
         from gatewaysite.server.pace import Slowest
-        from gatewaysite.server.server import Limits, Server
+        from gatewaysite.server.server import Server, ServerLimits
 
         address = _address(options)
         try:
             listener = Listener(options["bind"], options["port"], options["unix_socket"], options["fd"])
         except OSError as trouble:
             raise CommandError(f"cannot listen on {address}: {trouble.strerror or trouble}") from trouble
-        limits = Limits(
+        limits = ServerLimits(
             body=int(settings.MAX_REQUEST_BODY_MB * MB),
             patience=settings.GRACEFUL_SHUTDOWN_TIMEOUT_SECONDS,
             stall=settings.CLIENT_STALL_TIMEOUT_SECONDS,

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Held, Limits, Piece, Standing, State, after
+from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Held, Limits, LogSlice, Standing, State, after
 
 # The generation runs ahead of its fastest reader by no more than this, or half of the log if that is less.
 WINDOW_BYTES = 2**18
@@ -225,14 +225,14 @@ class HotLog:
         """Whether something right behind the cursor was there once and is not there any more."""
         return cursor < self._trimmed
 
-    def _piece(self, cursor: Cursor, most: int) -> Piece:
+    def _piece(self, cursor: Cursor, most: int) -> LogSlice:
         if self.gone or self.has_trimmed(cursor):
-            return Piece(lost=True)
+            return LogSlice(lost=True)
         entries = self.since(cursor, most)
         while entries and entries[-1].cursor > self._shown:
             entries.pop()
         at = entries[-1].cursor if entries else cursor
-        return Piece(tuple(entries), ended=self.ended_at is not None and at >= self._appended)
+        return LogSlice(tuple(entries), ended=self.ended_at is not None and at >= self._appended)
 
     def _has_news(self, cursor: Cursor, reader: HotReader) -> bool:
         return (
@@ -280,7 +280,7 @@ class HotReader:
         if log.readers_changed:
             log.readers_changed()
 
-    async def read(self, most: int = PIECE_BYTES) -> Piece:
+    async def read(self, most: int = PIECE_BYTES) -> LogSlice:
         piece = self._log._piece(self._cursor, most)
         if piece.entries:
             self._cursor = piece.entries[-1].cursor

@@ -20,7 +20,7 @@ _READ_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class SeamMark:
     """How many characters of each channel came from leg 1."""
 
     reasoning: int
@@ -28,7 +28,7 @@ class Seam:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WatchedPiece:
     """Text of one event. waited: seconds since the event before it."""
 
     channel: str
@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Answer:
+class WatchedAnswer:
     """endings counts the [DONE]s; error is what a failed ending said."""
 
     request_id: str
@@ -47,14 +47,14 @@ class Answer:
     finish: str = ""
     endings: int = 0
     error: str = ""
-    seam: Seam | None = None
+    seam: SeamMark | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:
         return bool(self.finish) and self.endings == 1 and not self.error
 
-    def equals(self, other: Answer) -> bool:
+    def equals(self, other: WatchedAnswer) -> bool:
         return (self.reasoning, self.content, self.finish) == (other.reasoning, other.content, other.finish)
 
 
@@ -68,7 +68,7 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def ask(self, answer: Answer, body: Mapping[str, Any], fault: str) -> Iterator[Piece]:
+    def ask(self, answer: WatchedAnswer, body: Mapping[str, Any], fault: str) -> Iterator[WatchedPiece]:
         """Pieces as they arrive; `answer` is filled meanwhile. Raises httpx.HTTPError."""
         headers = {"X-Request-Id": answer.request_id} | ({FAULT_HEADER: fault} if fault else {})
         decoder, before = EventDecoder(_EVENT_LIMIT), time.monotonic()
@@ -84,7 +84,7 @@ class Client:
                     yield from _take(answer, event.data or b"", now - before)
                 before = now
 
-    def _seam(self, request_id: str) -> Seam | None:
+    def _seam(self, request_id: str) -> SeamMark | None:
         """From the continuation request itself, if the engine has received one.
 
         It is there before the first event of leg 2 is, and its last message holds all that leg 1 had delivered.
@@ -96,16 +96,16 @@ class Client:
         return None
 
 
-def seam_of(message: Mapping[str, str]) -> Seam:
+def seam_of(message: Mapping[str, str]) -> SeamMark:
     """Of the final message of a continuation whose answer reasons: one string, or the reasoning in a field."""
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning is not None:
-        return Seam(len(reasoning), len(message["content"]))
+        return SeamMark(len(reasoning), len(message["content"]))
     before, _, after = message["content"].removeprefix("<think>").partition("</think>")
-    return Seam(len(before), len(after))
+    return SeamMark(len(before), len(after))
 
 
-def _take(answer: Answer, data: bytes, waited: float) -> Iterator[Piece]:
+def _take(answer: WatchedAnswer, data: bytes, waited: float) -> Iterator[WatchedPiece]:
     if data == DONE:
         answer.endings += 1
         return
@@ -117,11 +117,11 @@ def _take(answer: Answer, data: bytes, waited: float) -> Iterator[Piece]:
         reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
         for channel, text in (("reasoning", reasoning), ("content", delta.get("content") or "")):
             if text:
-                yield Piece(channel, _leg(answer, channel), text, waited)
+                yield WatchedPiece(channel, _leg(answer, channel), text, waited)
                 setattr(answer, channel, getattr(answer, channel) + text)
 
 
-def _leg(answer: Answer, channel: str) -> int:
+def _leg(answer: WatchedAnswer, channel: str) -> int:
     """Of the next character. Seams fall between events, so no piece has a part of each leg."""
     if answer.seam is None:
         return 1

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 from continuation.models import ContinuationEvent
-from continuation.testbed.demo.answers import CHAT, FAULT_HEADER, Answer, Client, Piece
+from continuation.testbed.demo.answers import CHAT, FAULT_HEADER, Client, WatchedAnswer, WatchedPiece
 from continuation.testbed.demo.screen import BOLD, CYAN, DIM, GREEN, RED, Screen
-from continuation.testbed.demo.stage import STALL_SECONDS, Stage
+from continuation.testbed.demo.stage import STALL_SECONDS, DemoStage
 from continuation.testbed.processes import SERVED_NAME, CannotGoOn
 
 BODY: Mapping[str, Any] = {
@@ -53,7 +53,7 @@ BROKEN = (
 )
 
 
-def play(on: Stage, screen: Screen) -> bool:
+def play(on: DemoStage, screen: Screen) -> bool:
     """Whether every broken answer was continued and equals the uninterrupted one. Raises CannotGoOn."""
     with closing(Client(on.gateway, on.simulator)) as client:
         whole = _watched(client, 1, WHOLE, screen)
@@ -72,7 +72,7 @@ def play(on: Stage, screen: Screen) -> bool:
     return equal and agreed
 
 
-def show_where(on: Stage, screen: Screen) -> None:
+def show_where(on: DemoStage, screen: Screen) -> None:
     """What can be tried by hand while both processes run."""
     screen.line()
     screen.line(f"Admin      {on.gateway}/admin/   user demo, password {on.password}")
@@ -90,8 +90,8 @@ def show_where(on: Stage, screen: Screen) -> None:
 # -- one answer ------------------------------------------------------------------------------------
 
 
-def _watched(client: Client, number: int, scene: Scene, screen: Screen) -> Answer:
-    answer = Answer(f"demo-{scene.name}")
+def _watched(client: Client, number: int, scene: Scene, screen: Screen) -> WatchedAnswer:
+    answer = WatchedAnswer(f"demo-{scene.name}")
     screen.line()
     screen.line(f"{number}  {scene.title}", BOLD)
     screen.line()
@@ -106,8 +106,8 @@ def _watched(client: Client, number: int, scene: Scene, screen: Screen) -> Answe
 
 
 def _watched_and_judged(
-    client: Client, number: int, scene: Scene, whole: Answer, screen: Screen
-) -> tuple[Answer, bool]:
+    client: Client, number: int, scene: Scene, whole: WatchedAnswer, screen: Screen
+) -> tuple[WatchedAnswer, bool]:
     answer = _watched(client, number, scene, screen)
     same = answer.whole and answer.seam is not None and answer.equals(whole)
     if same and answer.seam is not None:
@@ -121,7 +121,7 @@ def _watched_and_judged(
     return answer, same
 
 
-def _difference(answer: Answer, whole: Answer) -> str:
+def _difference(answer: WatchedAnswer, whole: WatchedAnswer) -> str:
     if answer.error:
         return f"NOT equal: {answer.error}"
     if answer.seam is None:
@@ -144,7 +144,7 @@ class Shown:
         self._leg = 1
         self._channel = ""
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: WatchedPiece) -> None:
         text = piece.text
         if piece.leg != self._leg:
             self._leg = piece.leg
@@ -174,7 +174,7 @@ def audit_rows(database: Path, request_ids: Sequence[str]) -> list[sqlite3.Row]:
     return rows
 
 
-def _agrees(answer: Answer, rows: Sequence[sqlite3.Row]) -> bool:
+def _agrees(answer: WatchedAnswer, rows: Sequence[sqlite3.Row]) -> bool:
     """Whether the audit counts the same characters of leg 1 as the continuation request held."""
     row = next(row for row in rows if row["request_id"] == answer.request_id)
     seam = answer.seam

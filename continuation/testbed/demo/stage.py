@@ -22,7 +22,7 @@ STALL_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class DemoChoices:
     """What the command line said. model is CONTINUATION_MODEL; token_delay is in milliseconds."""
 
     engine: str
@@ -31,7 +31,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoStage:
     """URLs without a trailing slash; password is that of the admin's user `demo`."""
 
     gateway: str
@@ -42,7 +42,7 @@ class Stage:
 
 
 @contextmanager
-def stage(choices: Choices) -> Iterator[Stage]:
+def stage(choices: DemoChoices) -> Iterator[DemoStage]:
     """All that is made lies in one directory, which is deleted at the end. Raises CannotGoOn."""
     with ExitStack() as closing:
         directory = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="continuation-demo-")))
@@ -53,7 +53,7 @@ def stage(choices: Choices) -> Iterator[Stage]:
         _prepare_database(env, password)
         gateway, url = start_gateway(env, directory)
         closing.callback(gateway.stop)
-        yield Stage(url, engine_url, (gateway, simulator), database, password)
+        yield DemoStage(url, engine_url, (gateway, simulator), database, password)
 
 
 def _prepare_database(env: Mapping[str, str], password: str) -> None:

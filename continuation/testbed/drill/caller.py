@@ -71,7 +71,7 @@ class Caller:
         if head.closes or not flight.plan.keeps_connection:
             self.close()
 
-    async def _sent(self, flight: Flight, request: Request) -> Connection:
+    async def _sent(self, flight: Flight, request: DrillRequest) -> Connection:
         """A kept connection may have been closed meanwhile; the request then goes out on a new one."""
         if self._kept is not None and self._kept.left:
             self.close()
@@ -203,14 +203,14 @@ _RAW = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DrillRequest:
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
 
 
-def _request(flight: Flight, model: str) -> Request:
+def _request(flight: Flight, model: str) -> DrillRequest:
     plan = flight.plan
     headers = {
         "content-type": "application/json",
@@ -224,8 +224,8 @@ def _request(flight: Flight, model: str) -> Request:
         headers["X-Continuation"] = "off"
     if plan.kind in ("client_passes", "client_garbage") and plan.leg1:
         method, target, sent = _unguarded(plan.leg1.how, body)
-        return Request(method, target, headers, sent)
-    return Request("POST", CHAT, headers, orjson.dumps(body))
+        return DrillRequest(method, target, headers, sent)
+    return DrillRequest("POST", CHAT, headers, orjson.dumps(body))
 
 
 def _caller(flight: Flight) -> str:

@@ -19,15 +19,15 @@ import orjson
 from continuation.testbed.drill.caller import Caller
 from continuation.testbed.drill.flights import Flight
 from continuation.testbed.drill.injector import CHAT, Injector
-from continuation.testbed.drill.judging import Finding, Outcome, judge
-from continuation.testbed.drill.ledger import Ledger, Row
+from continuation.testbed.drill.judging import DrillOutcome, Judgement, judge
+from continuation.testbed.drill.ledger import AuditLedger, Row
 from continuation.testbed.drill.plans import STALLS, Planner, Reference
 from continuation.testbed.drill.questions import QUESTIONS, body_of
 from continuation.testbed.drill.reading import read
 from continuation.testbed.drill.sampling import Latencies, Sample, Trend, process, trends
 from continuation.testbed.drill.stage import (
     SIMULATED,
-    Engine,
+    DrilledEngine,
     Gateway,
     other_engine,
     own_gateway,
@@ -126,14 +126,14 @@ class Result:
             shares.append(self.done / choices.most)
         return min(1.0, max(shares))
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: DrillOutcome) -> int:
         return sum(row[outcome] for row in self.tally.values())
 
     @property
     def trends(self) -> list[Trend]:
         return trends(self.samples)
 
-    def note(self, plan_kind: str, outcome: Outcome) -> None:
+    def note(self, plan_kind: str, outcome: DrillOutcome) -> None:
         self.tally.setdefault(plan_kind, Counter())[outcome] += 1
 
     def add(self, wrong: Wrong) -> None:
@@ -155,15 +155,15 @@ async def drill(choices: Choices, progress: Progress) -> Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    engine: Engine
+class DrillStage:
+    engine: DrilledEngine
     gateway: Gateway
     injector: Injector
     references: tuple[Reference, ...]
 
 
 @asynccontextmanager
-async def _stage(choices: Choices, result: Result, progress: Progress) -> AsyncIterator[Stage]:
+async def _stage(choices: Choices, result: Result, progress: Progress) -> AsyncIterator[DrillStage]:
     """All that is made lies in one directory, which is deleted at the end."""
     async with AsyncExitStack() as closing:
         directory = Path(closing.enter_context(TemporaryDirectory(prefix="continuation-drill-")))
@@ -180,7 +180,7 @@ async def _stage(choices: Choices, result: Result, progress: Progress) -> AsyncI
         closing.push_async_callback(injector.stop)
         progress(result, "starting the gateway", 0)
         gateway = await _gateway(choices, engine, injector, directory, closing)
-        yield Stage(engine, gateway, injector, references)
+        yield DrillStage(engine, gateway, injector, references)
 
 
 async def _listening(injector: Injector, port: int) -> None:
@@ -190,7 +190,7 @@ async def _listening(injector: Injector, port: int) -> None:
         raise CannotGoOn(f"cannot listen on port {port}: {trouble}") from None
 
 
-async def _engine(choices: Choices, directory: Path, closing: AsyncExitStack) -> Engine:
+async def _engine(choices: Choices, directory: Path, closing: AsyncExitStack) -> DrilledEngine:
     if choices.engine not in SIMULATED:
         return await asyncio.to_thread(other_engine, choices.engine, choices.continuation_model)
     child, engine = await asyncio.to_thread(simulated_engine, choices.engine, choices.delay_ms, directory)
@@ -199,7 +199,7 @@ async def _engine(choices: Choices, directory: Path, closing: AsyncExitStack) ->
 
 
 async def _gateway(
-    choices: Choices, engine: Engine, injector: Injector, directory: Path, closing: AsyncExitStack
+    choices: Choices, engine: DrilledEngine, injector: Injector, directory: Path, closing: AsyncExitStack
 ) -> Gateway:
     if choices.gateway:
         return Gateway(choices.gateway)
@@ -213,7 +213,7 @@ async def _gateway(
 # -- uninterrupted answers ---------------------------------------------------------------------------
 
 
-async def _references(engine: Engine, result: Result) -> tuple[Reference, ...]:
+async def _references(engine: DrilledEngine, result: Result) -> tuple[Reference, ...]:
     """Each is asked for twice: an engine that answers differently cannot be compared with."""
     found = []
     asked = await asyncio.gather(*(_reference(engine, number) for number in range(len(QUESTIONS))))
@@ -227,7 +227,7 @@ async def _references(engine: Engine, result: Result) -> tuple[Reference, ...]:
     return tuple(found)
 
 
-async def _reference(engine: Engine, number: int) -> tuple[Reference | None, str]:
+async def _reference(engine: DrilledEngine, number: int) -> tuple[Reference | None, str]:
     body = orjson.dumps(body_of(QUESTIONS[number], engine.name, "asked"))
     try:
         async with asyncio.timeout(_REFERENCE_SECONDS):
@@ -266,12 +266,12 @@ def _texts(stream: bytes) -> list[int]:
 
 
 class Campaign:
-    def __init__(self, on: Stage, choices: Choices, result: Result, progress: Progress) -> None:
+    def __init__(self, on: DrillStage, choices: Choices, result: Result, progress: Progress) -> None:
         self._on, self._choices, self._result, self._progress = on, choices, result, progress
         self._planner = Planner(choices.seed, choices.kinds, on.references)
         self._references = {one.question: one for one in on.references}
-        self._ledger = Ledger(on.gateway.database) if on.gateway.database else None
-        self._counted_as: dict[int, Outcome] = {}  # each stream, by its number
+        self._ledger = AuditLedger(on.gateway.database) if on.gateway.database else None
+        self._counted_as: dict[int, DrillOutcome] = {}  # each stream, by its number
         self._latencies, self._over_all = Latencies(), Latencies()
         self._numbers = iter(choices.only or range(choices.total or 2**62))
         self._began = time.monotonic()
@@ -338,7 +338,7 @@ class Campaign:
             del self._on.injector.flights[str(number)]
         self._noted(flight, finding)
 
-    def _noted(self, flight: Flight, finding: Finding) -> None:
+    def _noted(self, flight: Flight, finding: Judgement) -> None:
         plan, heard = flight.plan, flight.heard
         self._result.note(plan.kind, finding.outcome)
         if finding.troubles:
@@ -369,7 +369,7 @@ class Campaign:
             await asyncio.sleep(_AUDIT_SECONDS)
             await self._compare(self._ledger)
 
-    async def _compare(self, ledger: Ledger, *, final: bool = False) -> bool:
+    async def _compare(self, ledger: AuditLedger, *, final: bool = False) -> bool:
         """Whether there were new rows."""
         try:
             rows = await asyncio.to_thread(ledger.fetch)
@@ -386,8 +386,8 @@ class Campaign:
             kind = self._planner.plan(number).kind
             row = self._result.tally[kind]
             row[self._counted_as[number]] -= 1
-            row[Outcome.WRONG] += 1
-            self._counted_as[number] = Outcome.WRONG
+            row[DrillOutcome.WRONG] += 1
+            self._counted_as[number] = DrillOutcome.WRONG
         self._wrong(number, (trouble,))
 
     async def _settle(self) -> None:

@@ -12,7 +12,7 @@ HEADER = "X-Drill-Stream"
 
 
 @dataclass(slots=True)
-class Leg:
+class FlownLeg:
     """One request that reached the injector, and its answer.
 
     raw        bytes of whole events that were handed on, as they were dressed: what a guarded client may see of them
@@ -74,7 +74,7 @@ class Heard:
     last_id: int = 0
     misnumbered: str = ""
 
-    def take(self, piece: bytes, leg1: Leg | None, *, continued: bool) -> None:
+    def take(self, piece: bytes, leg1: FlownLeg | None, *, continued: bool) -> None:
         now = time.monotonic()
         if self.first_at is None:
             self.first_at = now
@@ -93,15 +93,15 @@ class Flight:
     plan: Plan
     request_id: str
     sent: bytes = b""
-    legs: list[Leg] = field(default_factory=list)
+    legs: list[FlownLeg] = field(default_factory=list)
     heard: Heard = field(default_factory=Heard)
 
     @property
-    def leg1(self) -> Leg | None:
+    def leg1(self) -> FlownLeg | None:
         return next((leg for leg in self.legs if leg.number == 1), None)
 
     @property
-    def leg2(self) -> Leg | None:
+    def leg2(self) -> FlownLeg | None:
         return next((leg for leg in self.legs if leg.number == 2), None)
 
     def take(self, piece: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from continuation.testbed.drill.flights import HEADER, Flight, Leg
+from continuation.testbed.drill.flights import HEADER, Flight, FlownLeg
 from continuation.testbed.drill.plans import ERROR, PLAIN, STALLS, TELLING_CHARS, Framing, Plan, Strike
 from continuation.testbed.drill.reading import has_finish, read
 from continuation.testbed.drill.wire import (
@@ -85,9 +85,9 @@ class Injector:
         sent = await gateway.body(head)
         flight = self.flights.get(head.get(HEADER.lower()))
         if flight is None:
-            leg = Leg(1, head, sent)
-            return await Exchange(self, gateway, leg, Flight(_NO_PLAN, "")).run(None, PLAIN)
-        leg = Leg(_leg_number(flight, head, sent), head, sent)
+            leg = FlownLeg(1, head, sent)
+            return await Passage(self, gateway, leg, Flight(_NO_PLAN, "")).run(None, PLAIN)
+        leg = FlownLeg(_leg_number(flight, head, sent), head, sent)
         flight.legs.append(leg)
         strike, framing = (
             (flight.plan.leg2, flight.plan.framing2)
@@ -95,13 +95,13 @@ class Injector:
             else (flight.plan.leg1, flight.plan.framing)
         )
         try:
-            return await Exchange(self, gateway, leg, flight).run(strike, framing)
+            return await Passage(self, gateway, leg, flight).run(strike, framing)
         except BROKEN:  # of the gateway's connection; those of the engine's are answered for in there
             leg.ended = leg.ended or "left"
             leg.left_at = leg.left_at or time.monotonic()
             return False
 
-    def address(self, leg: Leg) -> Address:
+    def address(self, leg: FlownLeg) -> Address:
         return self._continuation if leg.number == 2 else self._engine
 
 
@@ -114,10 +114,10 @@ def _leg_number(flight: Flight, head: Head, sent: bytes) -> int:
     return 2 if is_continuation else len(flight.legs) + 2
 
 
-class Exchange:
+class Passage:
     """One request of the gateway, and the answer that it is given."""
 
-    def __init__(self, injector: Injector, gateway: Connection, leg: Leg, flight: Flight) -> None:
+    def __init__(self, injector: Injector, gateway: Connection, leg: FlownLeg, flight: Flight) -> None:
         self._injector, self._gateway, self._leg, self._flight = injector, gateway, leg, flight
         self._rng = Random(f"{flight.plan.number}/{leg.number}")
         self._framing = PLAIN
@@ -142,7 +142,9 @@ class Exchange:
         finally:
             engine.close()
 
-    async def _asked(self, engine: Connection, request: Leg, strike: Strike | None, framing: Framing) -> bool:
+    async def _asked(
+        self, engine: Connection, request: FlownLeg, strike: Strike | None, framing: Framing
+    ) -> bool:
         prefix = self._injector.address(request).prefix
         method, target, version = request.request.line.split(" ", 2)
         fields = [(name, value) for name, value in request.request.fields if name != "transfer-encoding"]
@@ -421,23 +423,23 @@ class Exchange:
         return True
 
 
-Fault = Callable[[Exchange, Strike, bytes], Awaitable[bool]]
+Fault = Callable[[Passage, Strike, bytes], Awaitable[bool]]
 _STRIKES: dict[str, Fault] = {
-    "reset": Exchange._reset,
-    "disconnect": Exchange._disconnect,
-    "half_closed": Exchange._half_closed,
-    "broken_framing": Exchange._broken_framing,
-    "eof": Exchange._eof,
-    "done_without_finish": Exchange._done,
-    "cut_inside_event": Exchange._cut_event,
-    "cut_inside_character": Exchange._cut_character,
-    **dict.fromkeys(STALLS, Exchange._stall),
-    "error_event": Exchange._error,
-    "client_error_event": Exchange._error,
-    "aborted": Exchange._aborted,
-    "malformed": Exchange._malformed,
-    "pause": Exchange._pause,
-    "hold": Exchange._held,
+    "reset": Passage._reset,
+    "disconnect": Passage._disconnect,
+    "half_closed": Passage._half_closed,
+    "broken_framing": Passage._broken_framing,
+    "eof": Passage._eof,
+    "done_without_finish": Passage._done,
+    "cut_inside_event": Passage._cut_event,
+    "cut_inside_character": Passage._cut_character,
+    **dict.fromkeys(STALLS, Passage._stall),
+    "error_event": Passage._error,
+    "client_error_event": Passage._error,
+    "aborted": Passage._aborted,
+    "malformed": Passage._malformed,
+    "pause": Passage._pause,
+    "hold": Passage._held,
 }
 _IDENTITY: dict[str, Any] = {
     "id": "chatcmpl-drill",

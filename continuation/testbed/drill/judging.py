@@ -12,7 +12,7 @@ from enum import StrEnum
 from os.path import commonprefix
 from typing import Any
 
-from continuation.testbed.drill.flights import Flight, Leg
+from continuation.testbed.drill.flights import Flight, FlownLeg
 from continuation.testbed.drill.plans import ERROR, STALLS, Reference, Strike
 from continuation.testbed.drill.questions import QUESTIONS
 from continuation.testbed.drill.reading import BOM, JSON, Told, difference, read, text_difference
@@ -48,7 +48,7 @@ _COUNTED_TWICE = 4
 _HELD_BACK = 16
 
 
-class Outcome(StrEnum):
+class DrillOutcome(StrEnum):
     """How a stream came out."""
 
     WHOLE = "whole"  # needed nothing
@@ -64,7 +64,7 @@ class Outcome(StrEnum):
 class Due:
     """failure and reason are the gateway's words; row is what its audit must say, None for no row."""
 
-    outcome: Outcome
+    outcome: DrillOutcome
     legs: int = 1
     failure: str = ""
     reason: str = ""
@@ -72,27 +72,29 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Judgement:
     """troubles, one line each, are empty unless the outcome is WRONG.
 
     row_is_certain: the audit must say what is due; if not, a starved engine may have been given up before its fault.
     """
 
-    outcome: Outcome
+    outcome: DrillOutcome
     due: Due
     troubles: tuple[str, ...] = ()
     row_is_certain: bool = True
 
 
-def judge(flight: Flight, reference: Reference, idle_seconds: float) -> Finding:
+def judge(flight: Flight, reference: Reference, idle_seconds: float) -> Judgement:
     due = due_to(flight)
     troubles = tuple(found for found in _troubles(flight, reference, due) if found)
-    watched = due.outcome is not Outcome.PASSED or flight.plan.kind in LEAVING
+    watched = due.outcome is not DrillOutcome.PASSED or flight.plan.kind in LEAVING
     starved = watched and flight.starved(_STARVED * idle_seconds)
     if troubles and starved:
         troubles = tuple(found for found in _unsound(flight, reference) if found)
-        return Finding(Outcome.WRONG if troubles else Outcome.UNCLEAR, due, troubles, False)
-    return Finding(Outcome.WRONG if troubles else due.outcome, due, troubles, not (troubles or starved))
+        return Judgement(DrillOutcome.WRONG if troubles else DrillOutcome.UNCLEAR, due, troubles, False)
+    return Judgement(
+        DrillOutcome.WRONG if troubles else due.outcome, due, troubles, not (troubles or starved)
+    )
 
 
 # -- what is due -------------------------------------------------------------------------------------
@@ -101,21 +103,21 @@ def judge(flight: Flight, reference: Reference, idle_seconds: float) -> Finding:
 def due_to(flight: Flight) -> Due:
     leg1, kind = flight.leg1, flight.plan.kind
     if kind in ("client_opts_out", "client_passes", "client_garbage"):
-        return Due(Outcome.PASSED, legs=len(flight.legs) and 1)
+        return Due(DrillOutcome.PASSED, legs=len(flight.legs) and 1)
     if kind in LEAVING:
         return _due_to_leaving(flight)
     if leg1 is None or leg1.status != 200:
-        return Due(Outcome.PASSED)
+        return Due(DrillOutcome.PASSED)
     return _due_to_stream(flight, leg1, _failure(flight.plan.leg1, leg1))
 
 
 def _due_to_leaving(flight: Flight) -> Due:
     legs = 2 if flight.plan.kind == "client_leaves_leg2" else 1
     row = {"outcome": "client_gone", "decision": "continue" if legs == 2 else "none"}
-    return Due(Outcome.PASSED, legs, row=row)
+    return Due(DrillOutcome.PASSED, legs, row=row)
 
 
-def _failure(strike: Strike | None, leg: Leg) -> str:
+def _failure(strike: Strike | None, leg: FlownLeg) -> str:
     """How leg 1 died, in the gateway's words; "" if it did not."""
     if strike and leg.struck and not leg.went_on:
         if strike.name == "ending_lost":
@@ -125,17 +127,17 @@ def _failure(strike: Strike | None, leg: Leg) -> str:
     return "disconnect" if leg.ended == "broken" else ""
 
 
-def _due_to_stream(flight: Flight, leg1: Leg, failure: str) -> Due:
+def _due_to_stream(flight: Flight, leg1: FlownLeg, failure: str) -> Due:
     told = read(bytes(leg1.raw))
     chars = {"reasoning_chars": len(told.reasoning), "content_chars": len(told.content)}
     if not failure:
-        return Due(Outcome.WHOLE)
+        return Due(DrillOutcome.WHOLE)
     if told.finishes:
         row = {"outcome": "completed", "decision": "complete", "reason": "ending_lost", **chars}
-        return Due(Outcome.COMPLETED, failure=failure, reason="ending_lost", row=row)
+        return Due(DrillOutcome.COMPLETED, failure=failure, reason="ending_lost", row=row)
     if reason := _refusal(flight.plan.leg1, told):
         row = {"outcome": "failed", "decision": "refuse", "reason": reason, "failure": failure, **chars}
-        return Due(Outcome.FAILED, 1, failure, reason, row)
+        return Due(DrillOutcome.FAILED, 1, failure, reason, row)
     reason = _leg2_reason(flight, told)
     row = {"decision": "continue", "reason": reason, "failure": failure, **chars}
     row |= {"outcome": "failed" if reason else "rescued"}
@@ -143,7 +145,7 @@ def _due_to_stream(flight: Flight, leg1: Leg, failure: str) -> Due:
         del row["reason"]  # if the bad chunk comes in one read with the headers, these are lost with it
     elif flight.leg2 is not None and flight.leg2.status:
         row |= {"leg2_status": flight.leg2.status}
-    return Due(Outcome.FAILED if reason else Outcome.RESCUED, 2, failure, reason, row)
+    return Due(DrillOutcome.FAILED if reason else DrillOutcome.RESCUED, 2, failure, reason, row)
 
 
 def _refusal(strike: Strike | None, told: Told) -> str:
@@ -186,7 +188,7 @@ def _troubles(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
     yield from _requests(flight, due)
     if kind in LEAVING:
         yield from _left(flight)
-    elif due.outcome is Outcome.PASSED:
+    elif due.outcome is DrillOutcome.PASSED:
         yield from _passed_on(flight)
     else:
         yield from _guarded(flight, reference, due)
@@ -273,8 +275,8 @@ def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
     yield from _form(told)
     kept = bytes(leg1.raw).removeprefix(BOM)
     if not leg1.went_on:
-        yield _bytes_difference(kept, raw if due.outcome is Outcome.WHOLE else raw[: len(kept)])
-    if due.outcome is Outcome.FAILED:
+        yield _bytes_difference(kept, raw if due.outcome is DrillOutcome.WHOLE else raw[: len(kept)])
+    if due.outcome is DrillOutcome.FAILED:
         yield from _failed(flight, reference, due, told)
     else:
         yield from _finished(flight, reference, due, told)
@@ -284,7 +286,7 @@ def _guarded(flight: Flight, reference: Reference, due: Due) -> Iterator[str]:
         yield "silence was not acted on"
 
 
-def _at_stall(leg1: Leg, strike: Strike) -> Told:
+def _at_stall(leg1: FlownLeg, strike: Strike) -> Told:
     return read(b"".join(leg1.events[: strike.after]))
 
 
@@ -396,9 +398,9 @@ def _usage(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterat
     got, want = (_counts(one) for one in (told.usages[0], reference.told.usages[0]))
     if got[0] + got[1] != got[2]:
         yield f"a total that is no sum: {told.usages[0]}"
-    if due.outcome is Outcome.WHOLE:
+    if due.outcome is DrillOutcome.WHOLE:
         yield difference("usage", want, got)
-    elif due.outcome is Outcome.RESCUED and wanted == "running" and not _is_empty_stop(flight):
+    elif due.outcome is DrillOutcome.RESCUED and wanted == "running" and not _is_empty_stop(flight):
         held = _HELD_BACK if "stop" in QUESTIONS[flight.plan.question] else 0
         yield _exact_usage(want, got, _COUNTED_TWICE + held)
 

@@ -37,7 +37,7 @@ class Expected:
 
 
 @dataclass(slots=True)
-class Ledger:
+class AuditLedger:
     """Rows and streams meet here in either order; troubles are (number of the stream, what is wrong).
 
     of_wrong: rows of the streams that were wrong already, by number, for whoever looks for the cause.

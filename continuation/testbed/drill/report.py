@@ -8,7 +8,7 @@ from typing import Any
 
 from continuation.testbed.demo.screen import BOLD, DIM, GREEN, RED, Screen
 from continuation.testbed.drill.campaign import WRONG_SHOWN, Result, Wrong
-from continuation.testbed.drill.judging import Outcome
+from continuation.testbed.drill.judging import DrillOutcome
 from continuation.testbed.drill.kinds import KINDS
 from continuation.testbed.drill.ledger import in_words
 from continuation.testbed.drill.sampling import TOLERANCE, Rates
@@ -94,7 +94,7 @@ def show(result: Result, screen: Screen) -> None:
 
 
 def table(result: Result) -> list[list[str]]:
-    columns = list(Outcome)
+    columns = list(DrillOutcome)
     rows = [["fault", "streams", *map(str, columns)]]
     rows += [
         [kind, str(sum(row.values())), *(_number(row[each]) for each in columns)]
@@ -127,7 +127,7 @@ def _notes(wrong: Wrong, result: Result) -> list[str]:
 
 def _left_out(result: Result) -> list[str]:
     told = [f"left out: {each}" for each in result.left_out]
-    if unclear := result.count(Outcome.UNCLEAR):
+    if unclear := result.count(DrillOutcome.UNCLEAR):
         limit = f"{result.choices.idle_seconds:g} s"
         told.append(
             f"{unclear} unclear: their engine was silent for the limit of {limit}, or nearly, without a fault: the "
@@ -178,7 +178,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "stopped": result.stopped,
         "done": result.done,
         "wrong": result.wrong_count,
-        "outcomes": {str(each): result.count(each) for each in Outcome},
+        "outcomes": {str(each): result.count(each) for each in DrillOutcome},
         "by_fault": {kind: dict(row) for kind, row in _in_order(result)},
         "wrong_streams": [_wrong(each, result) for each in result.wrong[:WRONG_SHOWN]],
         "left_out": result.left_out,

@@ -20,7 +20,7 @@ _LATENCIES = 20_000  # kept between two samples, of each kind
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class SampledProcess:
     """What Linux tells about a process; None where there is no /proc, or the process is another one's."""
 
     memory_mb: float | None = None
@@ -28,17 +28,17 @@ class Process:
     threads: int | None = None
 
 
-def process(pid: int | None) -> Process:
+def process(pid: int | None) -> SampledProcess:
     if pid is None:
-        return Process()
+        return SampledProcess()
     home = Path(f"/proc/{pid}")
     try:
         pages = int((home / "statm").read_text().split()[1])
         status = (home / "status").read_text().split("\n")
         threads = next((int(line.split()[1]) for line in status if line.startswith("Threads:")), None)
-        return Process(pages * PAGE / 2**20, len(os.listdir(home / "fd")), threads)
+        return SampledProcess(pages * PAGE / 2**20, len(os.listdir(home / "fd")), threads)
     except OSError:
-        return Process()
+        return SampledProcess()
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ _TROUBLE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class DrilledEngine:
     """Where it is, the name under which requests ask for its model, and what the gateway is told about it."""
 
     url: str
@@ -42,20 +42,20 @@ class Engine:
     manner: str
 
 
-def simulated_engine(manner: str, delay_ms: float, directory: Path) -> tuple[Child, Engine]:
+def simulated_engine(manner: str, delay_ms: float, directory: Path) -> tuple[Child, DrilledEngine]:
     """Raises CannotGoOn."""
     child, url = start_simulator(manner, delay_ms, directory)
-    return child, Engine(url, SERVED_NAME, SIMULATED_MODEL, manner)
+    return child, DrilledEngine(url, SERVED_NAME, SIMULATED_MODEL, manner)
 
 
-def other_engine(url: str, model: str) -> Engine:
+def other_engine(url: str, model: str) -> DrilledEngine:
     """What an engine that runs already says about itself; `model` overrides its name. Raises CannotGoOn."""
     try:
         listed = _asked(f"{url}/v1/models")
         name = str(listed["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as trouble:
         raise CannotGoOn(f"{url}/v1/models does not tell which model it serves: {trouble!r:.200}") from None
-    return Engine(url, name, model or name, _manner(url))
+    return DrilledEngine(url, name, model or name, _manner(url))
 
 
 def _manner(url: str) -> str:
@@ -94,7 +94,7 @@ class Gateway:
 
 
 def own_gateway(
-    engine: Engine, downstream: str, idle_seconds: float, directory: Path, redis: str = ""
+    engine: DrilledEngine, downstream: str, idle_seconds: float, directory: Path, redis: str = ""
 ) -> Gateway:
     """redis: REDIS_URL. Raises CannotGoOn."""
     database = directory / "drill.sqlite3"

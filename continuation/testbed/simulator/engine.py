@@ -12,16 +12,22 @@ from continuation.testbed.simulator import vocabulary
 from continuation.testbed.simulator.dialects import DIALECTS, Dialect
 from continuation.testbed.simulator.model import next_tokens
 from continuation.testbed.simulator.parsing import Decoding, Parser, Step, StopStrings, merged
-from continuation.testbed.simulator.render import Prompt, Refused, render, render_sglang, render_vllm
+from continuation.testbed.simulator.render import (
+    ConversationRefused,
+    Prompt,
+    render,
+    render_sglang,
+    render_vllm,
+)
 from continuation.testbed.simulator.requests import ChatRequest, Invalid, read_chat, read_json
 from continuation.testbed.simulator.shapes import (
     DONE,
     SGLANG_VERSION,
     VLLM_VERSION,
-    Counts,
     Refusal,
     SglangShapes,
     Shapes,
+    TokenCounts,
     VllmShapes,
     sglang_refusal,
     vllm_refusal,
@@ -49,7 +55,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SimulatedEvent:
     """One SSE block. kind: role, reasoning, content, tool, idle (no text), finish, usage, done or cut.
 
     A `cut` carries nothing: the engine itself breaks the connection there.
@@ -84,15 +90,15 @@ class Answer:
     reasoning: int = 0
 
     @property
-    def counts(self) -> Counts:
-        return Counts(self.prompt_tokens, self.completion, self.reasoning)
+    def counts(self) -> TokenCounts:
+        return TokenCounts(self.prompt_tokens, self.completion, self.reasoning)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[SimulatedEvent]:
         choices = range(self.request.choices)
         for index in choices:
-            yield Event("role", self.shapes.role(index, self.counts))
+            yield SimulatedEvent("role", self.shapes.role(index, self.counts))
         if self.prompt.content_missing:
-            yield Event("cut")
+            yield SimulatedEvent("cut")
             return
         # All choices are greedy, hence equal: told in turns, as concurrent sequences would be.
         for step, tokens in self._grouped():
@@ -101,10 +107,10 @@ class Answer:
                 self.reasoning += step.reasoning
                 ids = vocabulary.ids(tokens)
                 for kind, block in self.shapes.step(index, step, ids, self.counts):
-                    yield Event(kind, block)
+                    yield SimulatedEvent(kind, block)
         if self.request.include_usage and not self.changes.without_usage:
-            yield Event("usage", self.shapes.usage(self.counts))
-        yield Event("done", DONE)
+            yield SimulatedEvent("usage", self.shapes.usage(self.counts))
+        yield SimulatedEvent("done", DONE)
 
     def whole(self) -> dict[str, Any]:
         steps = list(self._decoding().steps(self._tokens()))
@@ -153,7 +159,7 @@ class Answer:
         return Decoding(self.dialect, parser, StopStrings(self.request.stop), self.max_tokens, counts)
 
 
-class Engine:
+class SimulatedEngine:
     """One engine; stateless but for its configuration."""
 
     def __init__(self, config: Config) -> None:
@@ -171,7 +177,7 @@ class Engine:
             return self._answer(read_chat(body), changes or Changes())
         except Invalid as error:
             return self.invalid(error)
-        except Refused as error:
+        except ConversationRefused as error:
             return self._refuse(400, error.message, param=error.param)
         except RecursionError:
             return self._refuse(400, "The request is nested too deeply.")
@@ -291,7 +297,7 @@ class Engine:
                 raise Invalid("missing", "body.prompt", "Field required", fields)
         except Invalid as error:
             return self.invalid(error)
-        except Refused as error:
+        except ConversationRefused as error:
             return self._refuse(400, error.message, param=error.param)
         except RecursionError:
             return self._refuse(400, "The request is nested too deeply.")

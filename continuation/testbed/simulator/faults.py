@@ -23,7 +23,7 @@ class FaultError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """A fault that can be asked for. Options name the fields of Fault that mean something to it."""
 
     text: str
@@ -36,43 +36,45 @@ class Kind:
         return ("leg", *(("after", "in") if self.mid_stream else ()), *self.options)
 
 
-KINDS: dict[str, Kind] = {
-    "reset": Kind("the connection is reset (RST)"),
-    "disconnect": Kind(
+KINDS: dict[str, FaultKind] = {
+    "reset": FaultKind("the connection is reset (RST)"),
+    "disconnect": FaultKind(
         "the connection is closed without the closing chunk, as by SIGKILL of the API process"
     ),
-    "half_closed": Kind("the engine's side is closed (FIN), the other side stays open"),
-    "eof": Kind("a clean end without finish_reason"),
-    "done_without_finish": Kind("[DONE] and a clean end without finish_reason"),
-    "cut_inside_event": Kind("the connection is closed in the middle of an event"),
-    "cut_inside_character": Kind("the connection is closed in the middle of a multi-byte character"),
-    "stall": Kind(
+    "half_closed": FaultKind("the engine's side is closed (FIN), the other side stays open"),
+    "eof": FaultKind("a clean end without finish_reason"),
+    "done_without_finish": FaultKind("[DONE] and a clean end without finish_reason"),
+    "cut_inside_event": FaultKind("the connection is closed in the middle of an event"),
+    "cut_inside_character": FaultKind("the connection is closed in the middle of a multi-byte character"),
+    "stall": FaultKind(
         "silence, the connection stays open; `for` seconds, then it goes on (default: for ever)", ("for",)
     ),
-    "stall_with_pings": Kind("no data but a comment line each `every` seconds (1)", ("for", "every")),
-    "error_event": Kind(
+    "stall_with_pings": FaultKind("no data but a comment line each `every` seconds (1)", ("for", "every")),
+    "error_event": FaultKind(
         "the engine's error event and [DONE]; `code` is another error code than the engine's", ("code",)
     ),
-    "error_event_named": Kind("`event: error` whose data has no `error` key, and [DONE]"),
-    "client_error_event": Kind(
+    "error_event_named": FaultKind("`event: error` whose data has no `error` key, and [DONE]"),
+    "client_error_event": FaultKind(
         "an error event that blames the request: code 400 (or `code`), and [DONE]", ("code",)
     ),
-    "aborted": Kind('finish_reason "abort", usage, [DONE]'),
-    "malformed": Kind("a data line that is no JSON; the stream goes on after it"),
-    "truncated": Kind(
+    "aborted": FaultKind('finish_reason "abort", usage, [DONE]'),
+    "malformed": FaultKind("a data line that is no JSON; the stream goes on after it"),
+    "truncated": FaultKind(
         "form=length: shorter than its Content-Length; form=no_done: whole, but [DONE] is missing", ("form",)
     ),
-    "refuse": Kind("an error status instead of an answer: `status` (503)", ("status",), mid_stream=False),
-    "empty": Kind("status 200 and a clean end without any event", mid_stream=False),
-    "slow_first_token": Kind(
+    "refuse": FaultKind(
+        "an error status instead of an answer: `status` (503)", ("status",), mid_stream=False
+    ),
+    "empty": FaultKind("status 200 and a clean end without any event", mid_stream=False),
+    "slow_first_token": FaultKind(
         "silence of `delay` seconds (2) before the first event, or before=headers",
         ("delay", "before"),
         mid_stream=False,
     ),
-    "no_usage": Kind("usage is never told", mid_stream=False),
-    "ending_lost": Kind("cut after the finish_reason: no usage, no [DONE]", mid_stream=False),
-    "hold_open": Kind("the connection stays open after [DONE]", mid_stream=False),
-    "restart": Kind(
+    "no_usage": FaultKind("usage is never told", mid_stream=False),
+    "ending_lost": FaultKind("cut after the finish_reason: no usage, no [DONE]", mid_stream=False),
+    "hold_open": FaultKind("the connection stays open after [DONE]", mid_stream=False),
+    "restart": FaultKind(
         "the prefix is ignored: the answer starts over; after `depart` characters with another text",
         ("depart",),
         leg="2",
@@ -102,7 +104,7 @@ class Fault:
     depart: int | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FaultKind:
         return KINDS[self.name]
 
     def concerns(self, leg: int) -> bool:

@@ -48,15 +48,15 @@ class Request:
         return "close" not in wish if self.version == "HTTP/1.1" else "keep-alive" in wish
 
 
-class Connection(asyncio.Protocol):
+class ServedConnection(asyncio.Protocol):
     """One connection of a client. `serve` runs as its task and owns all writing."""
 
     transport: asyncio.Transport
 
     def __init__(
         self,
-        serve: Callable[[Connection], Awaitable[None]],
-        registry: set[Connection],
+        serve: Callable[[ServedConnection], Awaitable[None]],
+        registry: set[ServedConnection],
         grow: asyncio.AbstractEventLoop,
     ) -> None:
         self._serve, self._registry, self._loop = serve, registry, grow

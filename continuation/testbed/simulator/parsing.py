@@ -11,7 +11,7 @@ from enum import StrEnum
 from continuation.testbed.simulator.dialects import Dialect
 
 
-class Channel(StrEnum):
+class Strand(StrEnum):
     REASONING = "reasoning"
     CONTENT = "content"
     CALL_NAME = "call_name"  # a tool call begins; the text is its name
@@ -20,7 +20,7 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    channel: Channel
+    channel: Strand
     text: str
     call: int = 0
 
@@ -103,15 +103,15 @@ class Parser:
                 yield from self._arguments(self._envelope.rstrip().removesuffix("}"))
                 self.in_call = False
             else:  # the end of a call that this stream never began: plain text to the parser
-                yield Delta(Channel.CONTENT, marker)
+                yield Delta(Strand.CONTENT, marker)
 
     def _text(self, text: str) -> Iterator[Delta]:
         if self.in_call:
             yield from self._call_text(text)
         elif self.in_reasoning:
-            yield Delta(Channel.REASONING, text)
+            yield Delta(Strand.REASONING, text)
         elif not self.calls or text.strip():  # white space between calls is not content
-            yield Delta(Channel.CONTENT, text)
+            yield Delta(Strand.CONTENT, text)
 
     def _call_text(self, text: str) -> Iterator[Delta]:
         self._envelope += text
@@ -120,14 +120,14 @@ class Parser:
             if not found:
                 return
             self._named, self.calls, self._envelope = True, self.calls + 1, self._envelope[found.end() :]
-            yield Delta(Channel.CALL_NAME, found[1], self.calls - 1)
+            yield Delta(Strand.CALL_NAME, found[1], self.calls - 1)
         # The last brace may be the envelope's own.
         kept = self._envelope.rstrip()
         yield from self._arguments(kept.removesuffix("}"))
 
     def _arguments(self, known: str) -> Iterator[Delta]:
         if self._named and len(known) > self._argued:
-            yield Delta(Channel.CALL_ARGUMENTS, known[self._argued :], self.calls - 1)
+            yield Delta(Strand.CALL_ARGUMENTS, known[self._argued :], self.calls - 1)
             self._argued = len(known)
 
 
@@ -195,7 +195,7 @@ def merged(deltas: Iterable[Delta]) -> tuple[Delta, ...]:
     for delta in deltas:
         if (
             merged
-            and delta.channel != Channel.CALL_NAME
+            and delta.channel != Strand.CALL_NAME
             and (merged[-1].channel, merged[-1].call) == (delta.channel, delta.call)
         ):
             merged[-1] = Delta(delta.channel, merged[-1].text + delta.text, delta.call)

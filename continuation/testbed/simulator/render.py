@@ -20,7 +20,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
-class Refused(Exception):
+class ConversationRefused(Exception):
     """The engine refuses the conversation (status 400). The message can hold the whole of it."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -83,12 +83,12 @@ def _template(name: str) -> Template:
 
 def render_vllm(request: ChatRequest, dialect: Dialect) -> Prompt:
     if request.chat_template:
-        raise Refused(
+        raise ConversationRefused(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
             "Refused request with untrusted chat template."
         )
     if not request.messages:
-        raise Refused("Conversation must contain at least one message.", "messages")
+        raise ConversationRefused("Conversation must contain at least one message.", "messages")
     if request.continue_final_message and dialect.reads_flag:
         text = _continued(request, dialect)
     else:
@@ -102,14 +102,14 @@ def _continued(request: ChatRequest, dialect: Dialect) -> str:
     """The prompt up to the end of the final message, or the refusal that tells everything it knows."""
     *history, last = request.messages
     if last.content is None:
-        raise Refused(
+        raise ConversationRefused(
             "continue_final_message is set but we could not find any text to continue in the final message!"
         )
     tagged = (*history, replace(last, content=last.content + _TAG))
     rendered = render(tagged, request, dialect, generation=False)
     at = rendered.rfind(_TAG.strip())
     if at < 0 or last.content.strip() not in rendered:
-        raise Refused(
+        raise ConversationRefused(
             "continue_final_message is set but the final message does not appear in the chat after applying the "
             "chat template! This can happen if the chat template deletes portions of the final message. Please "
             "verify the chat template and final message in your chat to ensure they are compatible."
@@ -136,7 +136,7 @@ def _vllm_state(text: str, thinking: bool, dialect: Dialect) -> tuple[bool, bool
 def render_sglang(request: ChatRequest, dialect: Dialect) -> Prompt:
     """The final assistant text is appended raw after the generation prompt; without the flag it is a user's."""
     if not request.messages:
-        raise Refused("Messages cannot be empty.")
+        raise ConversationRefused("Messages cannot be empty.")
     *history, last = request.messages
     thinking = request.thinking(dialect.thinking_keys)
     if last.role != "assistant":

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from continuation.testbed.simulator.engine import Answer, Changes, Event
+from continuation.testbed.simulator.engine import Answer, Changes, SimulatedEvent
 from continuation.testbed.simulator.faults import Fault
 from continuation.testbed.simulator.shapes import DONE
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """Status 200 and headers; length is the Content-Length, None for chunked."""
 
     length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendEvent:
     """One event. paced: it took the model a token's time."""
 
     data: bytes
@@ -63,7 +63,7 @@ class Reset:
     """RST."""
 
 
-Action = Head | Send | SendPart | Wait | EndBody | Disconnect | HalfClose | Reset
+Action = AnswerHead | SendEvent | SendPart | Wait | EndBody | Disconnect | HalfClose | Reset
 _ENDING = ("finish", "usage", "done")
 _PACED = ("reasoning", "content", "tool", "idle", "finish")
 
@@ -84,33 +84,33 @@ def script(answer: Answer, fault: Fault | None) -> Iterator[Action]:
         case Fault(name="truncated", form="length"):
             yield from _truncated(answer, fault)
         case Fault(name="empty"):
-            yield from (Head(), EndBody())
+            yield from (AnswerHead(), EndBody())
         case Fault(name="slow_first_token", before="headers"):
             yield Wait(fault.delay)
             yield from _told(answer.events())
         case Fault(name="slow_first_token"):
-            yield from (Head(), Wait(fault.delay))
+            yield from (AnswerHead(), Wait(fault.delay))
             yield from _rest(answer.events())
         case Fault(name="truncated"):
             yield from _told(event for event in answer.events() if event.kind != "done")
         case Fault(name="ending_lost"):
             kept = (event for event in answer.events() if event.kind not in ("usage", "done"))
-            yield from _told(chain(kept, [Event("cut")]))
+            yield from _told(chain(kept, [SimulatedEvent("cut")]))
         case Fault(name="hold_open"):
             yield from _told(answer.events(), last=Wait(None))
         case Fault() if fault.kind.mid_stream:
-            yield Head()
+            yield AnswerHead()
             yield from _broken(answer, fault)
         case _:
             yield from _told(answer.events())
 
 
-def _told(events: Iterator[Event], last: Action | None = None) -> Iterator[Action]:
-    yield Head()
+def _told(events: Iterator[SimulatedEvent], last: Action | None = None) -> Iterator[Action]:
+    yield AnswerHead()
     yield from _rest(events, last)
 
 
-def _rest(events: Iterator[Event], last: Action | None = None) -> Iterator[Action]:
+def _rest(events: Iterator[SimulatedEvent], last: Action | None = None) -> Iterator[Action]:
     for event in events:
         if event.kind == "cut":
             yield Disconnect()
@@ -119,11 +119,11 @@ def _rest(events: Iterator[Event], last: Action | None = None) -> Iterator[Actio
     yield last or EndBody()
 
 
-def _send(event: Event) -> Send:
-    return Send(event.data.encode("utf-8", "replace"), event.kind in _PACED)
+def _send(event: SimulatedEvent) -> SendEvent:
+    return SendEvent(event.data.encode("utf-8", "replace"), event.kind in _PACED)
 
 
-def _struck(fault: Fault, sent: Counter[str], coming: Event) -> bool:
+def _struck(fault: Fault, sent: Counter[str], coming: SimulatedEvent) -> bool:
     """Whether the fault's moment is now, before `coming`."""
     count = sent[fault.channel] if fault.channel else sent.total()
     return count >= fault.after or coming.kind in _ENDING
@@ -145,7 +145,7 @@ def _broken(answer: Answer, fault: Fault) -> Iterator[Action]:
         sent[event.kind] += 1
 
 
-def _strike(answer: Answer, fault: Fault, coming: Event) -> Iterator[Action]:
+def _strike(answer: Answer, fault: Fault, coming: SimulatedEvent) -> Iterator[Action]:
     data = coming.data.encode("utf-8", "replace")
     match fault.name:
         case "reset":
@@ -168,7 +168,7 @@ def _strike(answer: Answer, fault: Fault, coming: Event) -> Iterator[Action]:
             broken = (
                 coming.data.partition('"finish_reason"')[0] if coming.kind in _PACED else 'data: {"choices":['
             )
-            yield Send(broken.encode("utf-8", "replace") + b"\n\n")
+            yield SendEvent(broken.encode("utf-8", "replace") + b"\n\n")
         case _:
             yield from _in_band(answer, fault)
 
@@ -196,8 +196,8 @@ def _in_band(answer: Answer, fault: Fault) -> Iterator[Action]:
     yield from (_block(DONE), EndBody())
 
 
-def _block(text: str) -> Send:
-    return Send(text.encode("utf-8", "replace"))
+def _block(text: str) -> SendEvent:
+    return SendEvent(text.encode("utf-8", "replace"))
 
 
 def _inside_character(data: bytes) -> SendPart:
@@ -213,7 +213,7 @@ def _inside_character(data: bytes) -> SendPart:
 def _truncated(answer: Answer, fault: Fault) -> Iterator[Action]:
     """Content-Length of the whole answer, and not all of it."""
     events = list(answer.events())
-    yield Head(sum(len(event.data.encode("utf-8", "replace")) for event in events))
+    yield AnswerHead(sum(len(event.data.encode("utf-8", "replace")) for event in events))
     sent = Counter[str]()
     for event in events:
         if event.kind == "cut" or _struck(fault, sent, event):

@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any
 
 from continuation.testbed.simulator import faults, http1
-from continuation.testbed.simulator.engine import Answer, Config, Engine
+from continuation.testbed.simulator.engine import Answer, Config, SimulatedEngine
 from continuation.testbed.simulator.faults import Armed, Fault, FaultError
-from continuation.testbed.simulator.http1 import BadRequest, ClientGone, Connection, Request
+from continuation.testbed.simulator.http1 import BadRequest, ClientGone, Request, ServedConnection
 from continuation.testbed.simulator.script import (
     Action,
+    AnswerHead,
     Disconnect,
     EndBody,
     HalfClose,
-    Head,
     Reset,
-    Send,
+    SendEvent,
     SendPart,
     Wait,
     changes_for,
@@ -64,13 +64,13 @@ class Simulator:
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
-        self.engine = Engine(self.config)
+        self.engine = SimulatedEngine(self.config)
         self.requests: deque[Recorded] = deque(maxlen=REQUESTS_KEPT)
         self.armed: list[Armed] = []
         self.url = ""
         self.open_streams = 0
         self.total_requests = 0
-        self._connections: set[Connection] = set()
+        self._connections: set[ServedConnection] = set()
         self._server: asyncio.Server | None = None
 
     @property
@@ -80,7 +80,7 @@ class Simulator:
     async def start(self) -> None:
         """Raises OSError where the address cannot be had."""
         loop = asyncio.get_running_loop()
-        make = partial(Connection, self._serve, self._connections, loop)
+        make = partial(ServedConnection, self._serve, self._connections, loop)
         self._server = await loop.create_server(make, self.config.host, self.config.port)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -111,7 +111,7 @@ class Simulator:
 
     # -- one connection ----------------------------------------------------------------------------
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self, connection: ServedConnection) -> None:
         while True:
             try:
                 request = await connection.read_request()
@@ -131,7 +131,7 @@ class Simulator:
             if not request.keeps_alive:
                 return
 
-    async def _reject(self, connection: Connection, error: BadRequest) -> None:
+    async def _reject(self, connection: ServedConnection, error: BadRequest) -> None:
         body = (
             compact(self.engine.too_large().body).encode() if error.status == 413 else error.message.encode()
         )
@@ -143,7 +143,7 @@ class Simulator:
         connection.write(http1.head(error.status, headers) + body)
         await connection.drain()
 
-    async def _respond(self, connection: Connection, request: Request) -> None:
+    async def _respond(self, connection: ServedConnection, request: Request) -> None:
         if request.path.startswith("/simulator/"):
             await self._json(connection, request, *self._control(request))
             return
@@ -165,7 +165,7 @@ class Simulator:
         return recorded
 
     async def _json(
-        self, connection: Connection, request: Request, status: int, body: object, close: bool = False
+        self, connection: ServedConnection, request: Request, status: int, body: object, close: bool = False
     ) -> None:
         data = b"" if body is None else compact(body).encode("utf-8", "replace")
         headers = {"content-length": str(len(data))}
@@ -176,7 +176,7 @@ class Simulator:
 
     # -- chat --------------------------------------------------------------------------------------
 
-    async def _chat(self, connection: Connection, request: Request, recorded: Recorded) -> None:
+    async def _chat(self, connection: ServedConnection, request: Request, recorded: Recorded) -> None:
         recorded.leg = (
             2 if isinstance(recorded.body, dict) and recorded.body.get("continue_final_message") else 1
         )
@@ -225,7 +225,7 @@ class Simulator:
         return None
 
     async def _whole(
-        self, connection: Connection, request: Request, answer: Answer, fault: Fault | None
+        self, connection: ServedConnection, request: Request, answer: Answer, fault: Fault | None
     ) -> None:
         """An answer told at once. Of the faults only those make sense that need no events."""
         body = answer.whole()
@@ -242,7 +242,7 @@ class Simulator:
         await self._json(connection, request, 200, body)
 
     async def _perform(
-        self, connection: Connection, request: Request, answer: Answer, fault: Fault | None
+        self, connection: ServedConnection, request: Request, answer: Answer, fault: Fault | None
     ) -> None:
         writer = _Writer(connection, request, self.config.token_delay_ms / 1000)
         for action in script(answer, fault):
@@ -326,16 +326,16 @@ class Simulator:
 class _Writer:
     """Performs the actions of a script on a connection."""
 
-    def __init__(self, connection: Connection, request: Request, delay: float) -> None:
+    def __init__(self, connection: ServedConnection, request: Request, delay: float) -> None:
         self._connection, self._request, self._delay = connection, request, delay
         self._chunked = request.version == "HTTP/1.1"
 
     async def perform(self, action: Action) -> None:
         connection = self._connection
         match action:
-            case Head(length):
+            case AnswerHead(length):
                 self._head(length)
-            case Send(data, paced):
+            case SendEvent(data, paced):
                 await connection.pause(self._delay if paced else 0)
                 connection.write(http1.chunk(data) if self._chunked else data)
                 await connection.drain()

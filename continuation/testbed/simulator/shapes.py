@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from continuation.testbed.simulator.parsing import Channel, Delta, Step
+from continuation.testbed.simulator.parsing import Delta, Step, Strand
 
 DONE = "data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.32.0-simulated"
@@ -30,7 +30,7 @@ def event(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     prompt: int
     completion: int
     reasoning: int
@@ -66,48 +66,48 @@ class Shapes(ABC):
         return event({**head, "choices": choices, **rest})
 
     @abstractmethod
-    def role(self, index: int, counts: Counts) -> str: ...
+    def role(self, index: int, counts: TokenCounts) -> str: ...
 
     @abstractmethod
-    def step(self, index: int, step: Step, ids: list[int], counts: Counts) -> list[tuple[str, str]]:
+    def step(self, index: int, step: Step, ids: list[int], counts: TokenCounts) -> list[tuple[str, str]]:
         """(kind, block) pairs; kinds are those of engine.Event."""
 
     @abstractmethod
-    def usage(self, counts: Counts) -> str: ...
+    def usage(self, counts: TokenCounts) -> str: ...
 
     @abstractmethod
-    def aborted(self, counts: Counts) -> str: ...
+    def aborted(self, counts: TokenCounts) -> str: ...
 
     @abstractmethod
     def error(self, code: int | None) -> str:
         """The event of an engine that broke; with a code, of one that blames the request."""
 
     @abstractmethod
-    def whole(self, steps: Iterable[Sequence[Step]], counts: Counts) -> dict[str, Any]:
+    def whole(self, steps: Iterable[Sequence[Step]], counts: TokenCounts) -> dict[str, Any]:
         """The answer to a request that does not stream; one sequence of steps for each choice."""
 
 
 def kind_of(deltas: Iterable[Delta]) -> str:
     """Where an event's text belongs: reasoning, content, tool, or idle for none."""
     channels = [delta.channel for delta in deltas]
-    if Channel.CONTENT in channels:
+    if Strand.CONTENT in channels:
         return "content"
-    if Channel.REASONING in channels:
+    if Strand.REASONING in channels:
         return "reasoning"
     return "tool" if channels else "idle"
 
 
-def _text(steps: Iterable[Step], channel: Channel, call: int = 0) -> str:
+def _text(steps: Iterable[Step], channel: Strand, call: int = 0) -> str:
     return "".join(d.text for step in steps for d in step.deltas if (d.channel, d.call) == (channel, call))
 
 
 def _whole_calls(steps: Sequence[Step], prefix: str) -> list[dict[str, Any]]:
-    names = [delta for step in steps for delta in step.deltas if delta.channel == Channel.CALL_NAME]
+    names = [delta for step in steps for delta in step.deltas if delta.channel == Strand.CALL_NAME]
     return [
         {
             "id": f"{prefix}{secrets.token_hex(8)}",
             "type": "function",
-            "function": {"name": name.text, "arguments": _text(steps, Channel.CALL_ARGUMENTS, name.call)},
+            "function": {"name": name.text, "arguments": _text(steps, Strand.CALL_ARGUMENTS, name.call)},
         }
         for name in names
     ]
@@ -123,17 +123,17 @@ class VllmShapes(Shapes):
     def begin(cls, model: str, **options: Any) -> VllmShapes:
         return cls(f"chatcmpl-{secrets.token_hex(8)}", model, **options)
 
-    def role(self, index: int, counts: Counts) -> str:
+    def role(self, index: int, counts: TokenCounts) -> str:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk(
             [choice],
-            **self._so_far(Counts(counts.prompt, 0, 0)),
+            **self._so_far(TokenCounts(counts.prompt, 0, 0)),
             prompt_token_ids=self.prompt_ids,
             prompt_text=None,
         )
 
-    def step(self, index: int, step: Step, ids: list[int], counts: Counts) -> list[tuple[str, str]]:
+    def step(self, index: int, step: Step, ids: list[int], counts: TokenCounts) -> list[tuple[str, str]]:
         parts = self._parts(step.deltas)
         if not parts and not step.finish and self.prompt_ids is None:
             return []
@@ -155,7 +155,7 @@ class VllmShapes(Shapes):
         finish: str | None,
         stop: str | None,
         ids: list[int],
-        counts: Counts,
+        counts: TokenCounts,
     ) -> str:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         if finish:
@@ -164,11 +164,11 @@ class VllmShapes(Shapes):
         closing = {"system_fingerprint": FINGERPRINT} if finish and not self.include_usage else {}
         return self._chunk([choice], **self._so_far(counts), **closing)
 
-    def _so_far(self, counts: Counts) -> dict[str, Any]:
+    def _so_far(self, counts: TokenCounts) -> dict[str, Any]:
         return {"usage": self._counts(counts)} if self.include_usage and self.continuous_usage else {}
 
     @staticmethod
-    def _counts(counts: Counts) -> dict[str, Any]:
+    def _counts(counts: TokenCounts) -> dict[str, Any]:
         return {
             "prompt_tokens": counts.prompt,
             "total_tokens": counts.prompt + counts.completion,
@@ -185,7 +185,7 @@ class VllmShapes(Shapes):
             text = {str(channel): plain[channel] for channel in sorted(plain)}
             parts.append((kind_of(deltas), text))
         for delta in deltas:
-            if delta.channel == Channel.CALL_NAME:
+            if delta.channel == Strand.CALL_NAME:
                 call = {
                     "id": f"chatcmpl-tool-{secrets.token_hex(8)}",
                     "type": "function",
@@ -194,15 +194,15 @@ class VllmShapes(Shapes):
                 parts.append(
                     ("tool", {"content": None, "tool_calls": [{**call, "function": {"name": delta.text}}]})
                 )
-            elif delta.channel == Channel.CALL_ARGUMENTS:
+            elif delta.channel == Strand.CALL_ARGUMENTS:
                 piece = {"index": delta.call, "function": {"arguments": delta.text}}
                 parts.append(("tool", {"content": None, "tool_calls": [piece]}))
         return parts
 
-    def usage(self, counts: Counts) -> str:
+    def usage(self, counts: TokenCounts) -> str:
         return self._chunk([], usage=self._counts(counts), system_fingerprint=FINGERPRINT)
 
-    def aborted(self, counts: Counts) -> str:
+    def aborted(self, counts: TokenCounts) -> str:
         return self._delta(0, {}, "abort", None, [], counts)
 
     def error(self, code: int | None) -> str:
@@ -214,7 +214,7 @@ class VllmShapes(Shapes):
         error = {"message": message, "type": kind, "param": None, "code": code or 500}
         return f"data: {json.dumps({'error': error}, ensure_ascii=False)}\n\n"
 
-    def whole(self, steps: Iterable[Sequence[Step]], counts: Counts) -> dict[str, Any]:
+    def whole(self, steps: Iterable[Sequence[Step]], counts: TokenCounts) -> dict[str, Any]:
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(steps)]
         head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
         usage = self._counts(counts) | {"prompt_tokens_details": None}
@@ -233,13 +233,13 @@ class VllmShapes(Shapes):
     def _whole_choice(index: int, steps: Sequence[Step]) -> dict[str, Any]:
         message = {
             "role": "assistant",
-            "content": _text(steps, Channel.CONTENT) or None,
+            "content": _text(steps, Strand.CONTENT) or None,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
             "tool_calls": _whole_calls(steps, "chatcmpl-tool-"),
-            "reasoning": _text(steps, Channel.REASONING) or None,
+            "reasoning": _text(steps, Strand.REASONING) or None,
         }
         ending = {"finish_reason": steps[-1].finish, "stop_reason": steps[-1].stop, "token_ids": None}
         return {"index": index, "message": message, "logprobs": None, **ending}
@@ -261,10 +261,10 @@ class SglangShapes(Shapes):
     def begin(cls, model: str, **options: Any) -> SglangShapes:
         return cls(uuid.uuid4().hex, model, **options)
 
-    def role(self, index: int, counts: Counts) -> str:
+    def role(self, index: int, counts: TokenCounts) -> str:
         return self._delta(index, {"reasoning_content": None, "role": "assistant", "content": ""})
 
-    def step(self, index: int, step: Step, ids: list[int], counts: Counts) -> list[tuple[str, str]]:
+    def step(self, index: int, step: Step, ids: list[int], counts: TokenCounts) -> list[tuple[str, str]]:
         so_far = counts if self.include_usage and self.continuous_usage else None
         blocks = [
             (kind_of([delta]), self._delta(index, self._shown(delta), so_far=so_far)) for delta in step.deltas
@@ -280,7 +280,7 @@ class SglangShapes(Shapes):
         delta: dict[str, Any],
         finish: str | None = None,
         matched: str | int | None = None,
-        so_far: Counts | None = None,
+        so_far: TokenCounts | None = None,
     ) -> str:
         ending = {"logprobs": None, "finish_reason": finish, "matched_stop": matched}
         usage = {"usage": self._counts(so_far)} if so_far else {}
@@ -288,18 +288,18 @@ class SglangShapes(Shapes):
 
     @staticmethod
     def _shown(delta: Delta) -> dict[str, Any]:
-        if delta.channel == Channel.REASONING:
+        if delta.channel == Strand.REASONING:
             return {"reasoning_content": delta.text}
-        if delta.channel == Channel.CONTENT:
+        if delta.channel == Strand.CONTENT:
             return {"reasoning_content": None, "content": delta.text}
-        begins = delta.channel == Channel.CALL_NAME
+        begins = delta.channel == Strand.CALL_NAME
         function = {"name": delta.text if begins else None, "arguments": "" if begins else delta.text}
         number = f"call_{secrets.token_hex(12)}" if begins else None
         call = {"id": number, "index": delta.call, "type": "function", "function": function}
         return {"reasoning_content": None, "tool_calls": [call]}
 
     @staticmethod
-    def _counts(counts: Counts) -> dict[str, Any]:
+    def _counts(counts: TokenCounts) -> dict[str, Any]:
         return {
             "prompt_tokens": counts.prompt,
             "total_tokens": counts.prompt + counts.completion,
@@ -309,10 +309,10 @@ class SglangShapes(Shapes):
             "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
         }
 
-    def usage(self, counts: Counts) -> str:
+    def usage(self, counts: TokenCounts) -> str:
         return self._chunk([], usage=self._counts(counts))
 
-    def aborted(self, counts: Counts) -> str:
+    def aborted(self, counts: TokenCounts) -> str:
         return self._delta(0, {"reasoning_content": None}, "abort")
 
     def error(self, code: int | None) -> str:
@@ -322,7 +322,7 @@ class SglangShapes(Shapes):
         error = {"object": "error", "message": message, "type": kind, "param": None, "code": code or 503}
         return f"data: {json.dumps({'error': error}, ensure_ascii=False)}\n\n"
 
-    def whole(self, steps: Iterable[Sequence[Step]], counts: Counts) -> dict[str, Any]:
+    def whole(self, steps: Iterable[Sequence[Step]], counts: TokenCounts) -> dict[str, Any]:
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(steps)]
         head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
         return {
@@ -336,8 +336,8 @@ class SglangShapes(Shapes):
     def _whole_choice(index: int, steps: Sequence[Step]) -> dict[str, Any]:
         message = {
             "role": "assistant",
-            "content": _text(steps, Channel.CONTENT) or None,
-            "reasoning_content": _text(steps, Channel.REASONING) or None,
+            "content": _text(steps, Strand.CONTENT) or None,
+            "reasoning_content": _text(steps, Strand.REASONING) or None,
             "tool_calls": _whole_calls(steps, "call_") or None,
         }
         ending = {"finish_reason": steps[-1].finish, "matched_stop": steps[-1].stop}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Piece, Standing, State, StoreAway
+from continuation.resume.log import PIECE_BYTES, Cursor, Entry, LogSlice, Standing, State, StoreAway
 from continuation.resume.store.redis.lines import ASK_SECONDS, Line, Lines
 from continuation.resume.store.redis.scripts import (
     END_PART,
@@ -175,14 +175,16 @@ class RemoteReader:
 
     # -- for its reader ----------------------------------------------------------------------------
 
-    async def read(self, most: int = PIECE_BYTES) -> Piece:
+    async def read(self, most: int = PIECE_BYTES) -> LogSlice:
         if not self._has_news:
             await self._patiently(self._fetch)
         entries: list[Entry] = []
         while self._ahead and (not entries or len(self._ahead[0].data) <= most):
             entries.append(self._ahead.popleft())
             most -= len(entries[-1].data)
-        return Piece(tuple(entries), lost=self._lost and not entries, ended=self._ended and not self._ahead)
+        return LogSlice(
+            tuple(entries), lost=self._lost and not entries, ended=self._ended and not self._ahead
+        )
 
     async def changed(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
