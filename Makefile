@@ -65,9 +65,10 @@ soak: $(STAMP)  ## the drill for an hour, with memory, descriptors, tasks and la
 	@mkdir -p build
 	@$(BIN)/python manage.py drill --minutes 60 --plot build/soak.png --require-flat $(ARGS)
 
-check: $(STAMP)  ## lint, format, types, missing migrations, system checks, documentation
+check: $(STAMP)  ## lint, format, imports, types, missing migrations, system checks, documentation
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
+	@found=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$found"; exit 1; }
 	@$(CHECKED) $(BIN)/mypy
 	@$(CHECKED) $(BIN)/python manage.py makemigrations --check --dry-run
 	@$(CHECKED) $(BIN)/python manage.py check --fail-level WARNING

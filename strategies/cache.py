@@ -10,6 +10,7 @@ import re
 import threading
 from datetime import datetime
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, connections, router
@@ -68,10 +69,8 @@ class BookShelf:
             self.loaded.set()
 
     def _compiled(self) -> list[CompiledStrategy]:
-        from strategies.models import Strategy
-
         compiled = []
-        for row in Strategy.objects.filter(enabled=True).order_by("name"):
+        for row in apps.get_model("strategies.Strategy").objects.filter(enabled=True).order_by("name"):
             try:
                 compiled.append(row.compile())
             except ValidationError as trouble:
@@ -184,17 +183,14 @@ def _log_startup_warnings(book: StrategyBook) -> None:
 
 
 def _stamp() -> Stamp:
-    from strategies.models import StrategyRevision
-
-    row = StrategyRevision._default_manager.filter(pk=StrategyRevision.THE_ROW).first()
+    revision = apps.get_model("strategies.StrategyRevision")
+    row = revision._default_manager.filter(pk=revision.THE_ROW).first()
     return (row.counter, row.changed_at) if row else (0, None)
 
 
 def _close_connection() -> None:
-    from strategies.models import Strategy
-
     try:
-        connections[router.db_for_read(Strategy)].close()
+        connections[router.db_for_read(apps.get_model("strategies.Strategy"))].close()
     except Exception as trouble:
         logger.warning("the connection that strategies are read by did not close: %s", _in_one_line(trouble))
 

@@ -15,6 +15,7 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from django.dispatch import receiver
 from django.utils import timezone
 
+from strategies import cache
 from strategies.columns import COLUMNS, Kind, fields_of_kind
 from strategies.engines import Engine, engine_choices, engines_with_token_route
 from strategies.types import CompiledStrategy, Fallback
@@ -451,8 +452,6 @@ def _check_list(value: object, *, names: bool) -> None:
 
 def _changed(using: str) -> None:
     """Count the change up, and have this process see it as soon as it is committed."""
-    from strategies import cache  # it imports this module
-
     StrategyRevision.bump(using)
     transaction.on_commit(cache.refresh, using=using)
 
