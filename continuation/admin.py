@@ -20,8 +20,8 @@ from django.utils.html import format_html
 from continuation import playground
 from continuation.models import ContinuationEvent
 
-EXPORT_ROWS = 500  # read at a time
-# What a spreadsheet takes for the beginning of a formula, in its wide forms too.
+EXPORT_ROWS = 500  # rows read at a time
+# Characters with which a spreadsheet begins a formula, and their wide forms.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 admin.site.index_template = "admin/continuation/index.html"  # with a link to the playground
@@ -100,7 +100,7 @@ class ContinuationEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [*own, *super().get_urls()]
 
     def export_listed(self, request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
-        """All rows that the list shows with the same query, on all its pages."""
+        """Export all rows of the list with this query, from all of its pages."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -174,7 +174,7 @@ def _readable(value: Any) -> str:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """Keys are sorted: PostgreSQL does not keep the order in which they were written."""
+    """Sort the keys: PostgreSQL does not store the order in which they were written."""
     return json.dumps(value, indent=indent, ensure_ascii=False, sort_keys=True)
 
 
@@ -186,7 +186,7 @@ def _verbatim(text: str) -> str:
 
 
 def csv_response(events: QuerySet[ContinuationEvent]) -> StreamingHttpResponse:
-    """The events, newest written first, streamed: a slice is in memory at a time."""
+    """Stream the events, the newest first. One slice at a time is in memory."""
     name = timezone.now().strftime("continuation-events-%Y%m%d-%H%M%S.csv")
     return StreamingHttpResponse(
         _csv_lines(events),
@@ -198,7 +198,7 @@ def csv_response(events: QuerySet[ContinuationEvent]) -> StreamingHttpResponse:
 async def _csv_lines(events: QuerySet[ContinuationEvent]) -> AsyncIterator[str]:
     names = [field.attname for field in ContinuationEvent._meta.concrete_fields]
     yield _csv([names])
-    # By key and not by offset: each slice costs the same, and rows that come meanwhile move none.
+    # By key, not by offset: each slice costs the same, and new rows do not shift the others.
     remaining = events.order_by("-pk").values_list("pk", *names)
     page = await _page(remaining)
     while page:
@@ -218,7 +218,7 @@ def _csv(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would compute is quoted; numbers stay numbers."""
+    """Quote text that a spreadsheet would compute. Numbers stay numbers."""
     match value:
         case str():
             return f"'{value}" if value.startswith(FORMULA) else value

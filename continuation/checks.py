@@ -63,7 +63,7 @@ def tool_calls_are_held_for_a_purpose(**kwargs: Any) -> Sequence[CheckMessage]:
 
 @register()
 def resuming_has_what_it_needs(**kwargs: Any) -> Sequence[CheckMessage]:
-    """The extra `redis` is imported only where a setting wants it."""
+    """Check the extra `redis`, if a setting needs it."""
     from continuation.resume.store.chosen import REDIS_PACKAGES
 
     if not _resumes():
@@ -85,7 +85,7 @@ def resuming_has_what_it_needs(**kwargs: Any) -> Sequence[CheckMessage]:
 
 @register()
 def redis_can_be_asked_for(**kwargs: Any) -> Sequence[CheckMessage]:
-    """The options of the URL; nothing is connected."""
+    """Check the options of the URL, without connecting."""
     if not settings.REDIS_URL or not _resumes() or find_spec("redis") is None:
         return []
     from redis.asyncio.connection import parse_url
@@ -125,7 +125,7 @@ def resume_tokens_are_shared(**kwargs: Any) -> Sequence[CheckMessage]:
     ]
 
 
-# Name of a setting, the identity of its warning, and what happens as long as it is false or 0.
+# Name of a setting, id of its warning, and the consequence while the setting is false or 0.
 WANTED_IN_SERVICE = (
     ("SECURE_COOKIES", "continuation.W010", "The cookies of a login are sent without TLS too."),
     ("SECURE_SSL_REDIRECT", "continuation.W011", "The admin is served without TLS too."),

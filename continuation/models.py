@@ -1,4 +1,4 @@
-"""What the audit keeps: one row for each stream that failed, was continued, or was left by its client."""
+"""The audit: one row for each stream that failed, was continued, or was left by its client."""
 
 from enum import StrEnum
 from typing import Any

@@ -1,4 +1,4 @@
-"""A chat request is planned: guarded with a strategy, or passed through for a reason. No I/O."""
+"""Plan a chat request: guard it with a strategy, or pass it through for a reason. No I/O."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from strategies.builders import remaining_budget, truth, whole_number
 from strategies.types import CompiledStrategy, StrategyBook
 
 DEEPEST = 200
-# A request with more values is passed through: parsed, and while it is parsed, it would take too much.
+# JSON values. A request with more is passed through: it would take too much memory and time to parse.
 MOST_VALUES = 100_000
-# A body above this is read and written in a thread: it would hold up the other streams.
+# Bytes. A larger body is read and written in a thread, because it would hold up the other streams.
 INLINE_BYTES = 2**16
-# A body above this is parsed in steps, which takes longer and holds up nobody.
+# Bytes. A larger body is parsed in steps: that takes longer, but other streams go on between them.
 WHOLE_BYTES = 2**20
 STRUCTURED_KEYS = ("structured_outputs", "regex", "ebnf", "json_schema")
 
@@ -32,17 +32,17 @@ class Passthrough:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A request whose stream is watched: its bytes, and the few fields that are asked for while the stream lives.
+    """A request whose stream is watched: its bytes, and the fields that are needed while the stream lives.
 
-    The parsed body is not among them: it may take 24 times the memory of its bytes.
+    The parsed body is not stored: it may take 24 times the memory of its bytes.
 
-    strategy        stays pinned to the request
+    strategy        stays the same for this request when the book is swapped
     stops           its stop strings; stop_shown: whether the engine shows them
-    choices         how many choices were asked for (`n`), 1 where that cannot be read
+    choices         number of choices asked for (`n`); 1 if it cannot be read
     budget          tokens: the smaller of its limits, None without one
     asks_ids        whether the client asked for token ids
     asks_usage      whether it asked for the usage event at the end; asks_usage_always: for usage on every chunk
-    conversation    of a body above INLINE_BYTES; that of a small one is read when it is needed, which is seldom
+    conversation    read already if the body is above INLINE_BYTES; else None, and read when it is needed
     """
 
     body: bytes
@@ -86,19 +86,19 @@ class Guarded:
 
     @property
     def carries_ids(self) -> bool:
-        """Whether leg 1 is asked for token ids. With stop strings they run ahead of the text, and are no use; several
-        choices are not continued."""
+        """Whether leg 1 is asked for token ids. They cannot be used with stop strings, which hold back text; several
+        choices are never continued."""
         return self.strategy.token_exact and not self.stops and self.choices == 1
 
     @property
     def leg1_body(self) -> bytes:
-        """The client's own bytes, unless ids are to be carried."""
+        """The client's bytes, with the request for token ids added if leg 1 carries them."""
         if not self.carries_ids:
             return self.body
         return asking_for_ids(self.body)
 
     def read_conversation(self, estimator: Estimator) -> Conversation:
-        """In as much time as it takes to parse the body, where it has not been read yet."""
+        """The conversation. This parses the body if that has not been done yet."""
         return self.conversation or Conversation.of(parse(self.body), estimator)
 
     def remaining(self, spent: int) -> int | None:
@@ -113,7 +113,7 @@ def _stops(stop: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the operator configured: CONTINUATION_MODEL and _ENGINE, the largest body in bytes, the estimate."""
+    """Settings for planning: CONTINUATION_MODEL and _ENGINE, the largest body in bytes, the token estimate."""
 
     model: str
     engine: str
@@ -153,7 +153,7 @@ def _read(body: bytes) -> Read:
 
 
 def _is_deep(request: dict[str, Any]) -> bool:
-    """Whether it is nested beyond what can be written again; no real request is."""
+    """Whether the request is nested too deeply to be written again. No real request is."""
     level: list[Any] = [request]
     for _ in range(DEEPEST):
         inner = (part.values() if isinstance(part, dict) else part for part in level)
@@ -176,7 +176,7 @@ def _pass_reason(request: dict[str, Any], opted_out: bool) -> PassReason | None:
 
 
 def _is_structured(request: dict[str, Any]) -> bool:
-    """A grammar restarts at its root in a continuation, so what it wrote cannot be continued."""
+    """Whether a grammar shapes the answer. It restarts at its root in a continuation, so the answer cannot go on."""
     shape = request.get("response_format")
     if isinstance(shape, dict) and shape.get("type") not in (None, "text"):
         return True

@@ -1,4 +1,4 @@
-"""The playground: a page in the admin that streams a prompt through the gateway, and lets its reader break things."""
+"""The playground: a page in the admin that streams a prompt through the gateway, and lets its user break the stream."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NOT_HERE = (
 
 
 def urls(events: ModelAdmin[Any]) -> list[URLPattern]:
-    """For whoever may view the audit's events. admin_view() checks for staff and for the CSRF token."""
+    """Show the page to users who may view the audit's events. admin_view() checks for staff and for the CSRF token."""
     checked = events.admin_site.admin_view
 
-    @csp_update({"connect-src": ["http:", "https:"]})  # its reader enters the address of a gateway
+    @csp_update({"connect-src": ["http:", "https:"]})  # its user enters the address of a gateway
     def page(request: HttpRequest) -> HttpResponse:
         _check(events, request)
         context = {**events.admin_site.each_context(request), **_about(), "opts": events.opts}

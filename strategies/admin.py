@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 else:
     StrategyModelAdmin = admin.ModelAdmin
 
-# The three that make up the prefix, which the list shows.
+# The three columns that make up the prefix, which the list shows.
 TOKEN_FIELDS = ("open_token", "close_token", "content_open_token")
 
 
 class TextListField(forms.JSONField):
-    """A JSON list of texts; nothing at all is the empty list."""
+    """A JSON list of texts. An empty field is the empty list."""
 
     default_error_messages = {"invalid": 'This is no JSON. Write a list of texts, such as ["a", "b"].'}
 
@@ -132,7 +132,7 @@ class StrategyAdmin(StrategyModelAdmin):
         return [*own, *super().get_urls()]
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """The form as it stands and a sample: what would be sent, or `errors` as {label: [messages]}."""
+        """Answer a form and a sample with the request that would be sent, or with `errors`: {label: [messages]}."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         try:
@@ -169,7 +169,7 @@ class StrategyAdmin(StrategyModelAdmin):
         return redirect("admin:strategies_strategy_verify", chosen[0].pk)
 
     def verify_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Asks for the engine, then starts the run in the background."""
+        """Ask for the engine, then start the run in the background."""
         row = self._row_to_change(request, pk)
         running = next(
             (run for run in row.verifications.filter(finished=None) if run.state == "running"), None
@@ -263,7 +263,7 @@ class StrategyAdmin(StrategyModelAdmin):
 
 
 def audit_events_url(row: Strategy) -> str | None:
-    """Where the audit shows this strategy's streams; None for a new row, or where there is no audit."""
+    """Address of this strategy's streams in the audit; None for a new row, or without an audit."""
     if row.pk is None:
         return None
     try:

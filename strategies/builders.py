@@ -11,7 +11,7 @@ from strategies.types import CompiledStrategy, Partial
 BUDGET_KEYS = ("max_tokens", "max_completion_tokens")
 # vLLM's and SGLang's names for a client's own request id.
 REQUEST_ID_KEYS = ("request_id", "rid")
-# What continuation_fields looks at.
+# Fields of the client's body that continuation_fields reads.
 FIELDS_READ = (*BUDGET_KEYS, *REQUEST_ID_KEYS, "min_tokens", "stream_options", "chat_template_kwargs", "echo")
 
 _WHOLE_TEXT = re.compile(r"[+-]?[0-9]{1,18}(\.0+)?")
@@ -25,20 +25,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def prefix(strategy: CompiledStrategy, partial: Partial) -> str:
     """The partial as one string, in the model's own control tokens.
 
-    Text that the partial holds is kept exactly, but for lone surrogates, which no engine takes.
+    Text of the partial stays exactly as it is, without lone surrogates, which no engine takes.
     """
     reasoning, content = without_lone_surrogates(partial.reasoning), without_lone_surrogates(partial.content)
     if not reasoning:
         return content
     opening = "" if strategy.prompt_opens_thinking else strategy.open
     if not (partial.content or thought_to_the_end(strategy, partial)):
-        # Left open: if the thinking was over the model closes it itself; closing it wrongly cannot be undone.
+        # Left open: if the thinking was over, the model closes it; a wrong close cannot be undone.
         return opening + reasoning
     return opening + reasoning + strategy.close + strategy.content_open + content
 
 
 def thought_to_the_end(strategy: CompiledStrategy, partial: Partial) -> bool:
-    """Whether the reasoning looks complete, so that it may be closed though no content has begun."""
+    """Whether the reasoning looks complete, and may be closed before any content has begun."""
     return bool(strategy.reasoning_end) and partial.reasoning.endswith(strategy.reasoning_end)
 
 
@@ -57,8 +57,8 @@ def continuation_body(
 ) -> dict[str, Any]:
     """The body of the one continuation request.
 
-    Everything that is not named here is the client's own, nested values shared with `client_body`, which is
-    not changed. `spent_tokens` is what the partial has cost of the client's budget.
+    All other fields are the client's; nested values are shared with `client_body`, which is not changed.
+    spent_tokens: tokens of the client's budget that the partial has used.
     """
     messages = client_body.get("messages")
     return {
@@ -71,7 +71,7 @@ def continuation_body(
 def continuation_fields(
     client_body: Mapping[str, Any], strategy: CompiledStrategy, partial: Partial, spent_tokens: int
 ) -> dict[str, Any]:
-    """What the continuation request has in place of the client's own fields, but for the messages.
+    """Fields of the continuation request that replace the client's fields, without the messages.
 
     Of `client_body` only FIELDS_READ are looked at.
     """
@@ -92,7 +92,7 @@ def continuation_fields(
 
 
 def remaining_budget(client_body: Mapping[str, Any], spent_tokens: int) -> int | None:
-    """Tokens left of the client's limits, the smaller where there are two; None without a limit."""
+    """Tokens left of the client's limit, of the smaller one if there are two; None without a limit."""
     limits = [limit for key in BUDGET_KEYS if (limit := whole_number(client_body.get(key))) is not None]
     return min(limits) - spent_tokens if limits else None
 
@@ -121,7 +121,7 @@ def truth(value: object) -> bool | None:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Halves that came in two deltas joined to their character, halves without a partner dropped."""
+    """Join surrogate halves that came in two deltas, and drop halves without a partner."""
     if text.isascii() or not _SURROGATE.search(text):
         return text
     joined = _SURROGATE_PAIR.sub(

@@ -41,7 +41,7 @@ class BookShelf:
         self._troubles: set[str] = set()
 
     def refresh(self) -> bool:
-        """Read the rows again if their revision has changed; False if the last good book had to stay."""
+        """Read the rows again if their revision has changed. False if that failed; the last good book stays."""
         with self._filling:
             try:
                 self._fill()
@@ -119,7 +119,7 @@ def current() -> StrategyBook:
 
 
 def refresh() -> bool:
-    """Bring the book up to date; False, and one log line per distinct trouble, if it cannot be done."""
+    """Bring the book up to date. False, and one log line per distinct trouble, if that fails."""
     return _shelf.refresh()
 
 
@@ -158,7 +158,7 @@ def stop() -> None:
 
 
 def startup_warnings(book: StrategyBook, model: str, engine: str) -> list[str]:
-    """What to tell an operator about the strategy for CONTINUATION_MODEL and CONTINUATION_ENGINE."""
+    """Warnings for an operator about the strategy for CONTINUATION_MODEL and CONTINUATION_ENGINE."""
     chosen = book.by_model(model, engine)
     if chosen.strategy is None:
         return []
@@ -196,7 +196,7 @@ def _close_connection() -> None:
 
 
 def _hint(trouble: Exception) -> str:
-    """SQLite, PostgreSQL and MySQL each have words of their own for a table or column that is not there."""
+    """Advice for a missing table or column. SQLite, PostgreSQL and MySQL each word this error in their own way."""
     missing = re.search(r"no such (table|column)|does not exist|doesn't exist|Unknown column", str(trouble))
     return "; run `manage.py migrate`" if missing and isinstance(trouble, DatabaseError) else ""
 

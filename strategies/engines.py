@@ -13,7 +13,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is the same for every model on one engine. None: not known, or different from case to case.
+    """Traits that one engine has for every model. None: not known, or different from case to case.
 
     label         the name that people read
     version_path  the endpoint whose JSON holds "version"; "" for none
@@ -31,7 +31,7 @@ class Traits:
 class Engine(StrEnum):
     """The engine that a strategy is for; ANY fits all. Listed in the order in which a guess does the least harm.
 
-    vLLM stands before SGLang: SGLang ignores what it does not know of a message in vLLM's form, while vLLM may
+    vLLM stands before SGLang: SGLang ignores unknown fields of a message in vLLM's form, while vLLM may
     refuse a message in SGLang's form.
     """
 

@@ -38,7 +38,7 @@ def storable(text: str) -> None:
 
 
 def name_or_glob(text: str) -> None:
-    """Raise ValidationError for what can match no model: an unclosed class, white space at an end."""
+    """Raise ValidationError for a text that can match no model: an unclosed class, or white space at an end."""
     if text != text.strip():
         raise ValidationError(
             f"{text!r} begins or ends with white space; write the name alone.", code="name_or_glob"
@@ -56,7 +56,7 @@ class StrategyRevision(models.Model):
     THE_ROW: ClassVar[int] = 1
 
     counter = models.PositiveBigIntegerField(default=0)
-    # Tells a counter that was reset (a flush, a restored backup) from the one that it now equals.
+    # Distinguishes a counter that was reset (a flush, a restored backup) from an earlier one of the same value.
     changed_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -285,7 +285,7 @@ class Strategy(models.Model):
             raise ValidationError(problems)
 
     def compile(self) -> CompiledStrategy:
-        """The row as the request path sees it; ValidationError for a row that was written past validation."""
+        """Compile the row for the request path. Raises ValidationError if it was written past validation."""
         self.clean_fields()
         self.clean()
         values = {column.attribute: column.compile(getattr(self, column.field)) for column in COLUMNS}
@@ -336,7 +336,7 @@ class Strategy(models.Model):
 
 
 class VerificationRun(models.Model):
-    """A strategy held against a live engine, in the background or by a command.
+    """A strategy tested on a live engine, in the background or by a command.
 
     settings  what the row said when the run began
     probes    [{"name", "value", "says"}]; recommendation {"says": [...], "changes": {field: value}, "variant"}
@@ -344,7 +344,7 @@ class VerificationRun(models.Model):
     places    [[kind of cut place, number of cuts]] in the order of an answer
     """
 
-    # A run that has not been heard of for so long will not be: its process has ended.
+    # Time without progress after which a run counts as lost: its process has ended.
     LOST_AFTER: ClassVar[timedelta] = timedelta(minutes=15)
 
     strategy = models.ForeignKey(Strategy, on_delete=models.CASCADE, related_name="verifications")
@@ -381,7 +381,7 @@ class VerificationRun(models.Model):
         return "failed" if self.trouble else "finished"
 
     def variant_of(self, row: Strategy) -> dict[str, Any] | None:
-        """What was measured for the row as it is now; None where it has been edited to something else since."""
+        """The measured variant with the settings that the row has now; None if the row was edited since."""
         try:
             now = settings_of(row.compile())
         except ValidationError:
@@ -390,7 +390,7 @@ class VerificationRun(models.Model):
         return next(known, None)
 
     def verdict_on(self, row: Strategy) -> str:
-        """verified, partly, failing; edited where the row's settings of now were not measured."""
+        """verified, partly or failing; edited if the row has settings now that were not measured."""
         found = self.variant_of(row)
         if found is None:
             return "edited"
@@ -451,7 +451,7 @@ def _check_list(value: object, *, names: bool) -> None:
 
 
 def _changed(using: str) -> None:
-    """Count the change up, and have this process see it as soon as it is committed."""
+    """Raise the revision, and refresh the book of this process as soon as the change is committed."""
     StrategyRevision.bump(using)
     transaction.on_commit(cache.refresh, using=using)
 
@@ -461,7 +461,7 @@ def _validate(
     sender: type[Strategy], instance: Strategy, using: str, raw: bool = False, **kwargs: Any
 ) -> None:
     if raw:
-        # A fixture's row always looks new, and would be refused as the double of the row that it replaces.
+        # A row of a fixture always looks new. Without this it would be refused as a duplicate of the row it replaces.
         instance._state.adding = not Strategy.objects.using(using).filter(pk=instance.pk).exists()
     instance.full_clean()
 
@@ -476,7 +476,7 @@ def _count(sender: type[Strategy], using: str, **kwargs: Any) -> None:
 def _never_count_back(
     sender: type[StrategyRevision], instance: StrategyRevision, using: str, raw: bool = False, **kwargs: Any
 ) -> None:
-    """A fixture brings the counter of another database, by which a change could go unseen elsewhere."""
+    """Raise the counter that a fixture brings from another database: a lower one would hide changes from others."""
     if raw:
         known = StrategyRevision._default_manager.using(using).filter(pk=instance.pk).first()
         instance.counter = max(instance.counter, known.counter if known else 0) + 1

@@ -1,4 +1,4 @@
-"""What a strategy makes of a sample partial, for the admin's live preview."""
+"""The continuation request for a sample partial, for the admin's live preview."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def preview(
 
 
 def sample_number(sent: Mapping[str, Any], key: str, label: str) -> int | None:
-    """A whole number of the sample; None where the field is empty."""
+    """Read a whole number of the sample; None if the field is empty."""
     raw = str(sent.get(key) or "").strip()
     number = whole_number(raw)
     if raw and (number is None or number < 0):

@@ -52,10 +52,10 @@ class CompiledStrategy:
     open, close     tokens around the reasoning; content_open comes between close and the content
     thinking_key    key of chat_template_kwargs set to false in content-done; "" for none
     structured      content-done is sent as {"role", reasoning_field: R, "content": C}
-    reasoning_end   a reasoning that ends with this is taken as complete, and sent closed; "" for never
+    reasoning_end   reasoning that ends with this is complete, and is sent closed; "" for never
     template_trims  the template trims the prefix; white space written twice at the seam is dropped once
-    may_think_again reasoning after content had begun is kept as reasoning (else it is content)
-    render_generate the token route is taken; token_exact: with the ids that leg 1 carried
+    may_think_again reasoning after content has begun stays reasoning (else it becomes content)
+    render_generate use the token route; token_exact: with the ids that leg 1 carried
     without_scale_out  what is done at a server without the endpoints of the token route
     """
 
@@ -99,7 +99,7 @@ class Selection:
     how: str
 
 
-# A name longer than this is no model's name: it is not matched, so that no glob is run over megabytes.
+# Characters. A longer name is not matched: it names no model, and a glob must not run over megabytes.
 LONGEST_NAME = 512
 MEMO_SIZE = 1024
 
@@ -141,14 +141,14 @@ class StrategyBook:
         return selection
 
     def by_model(self, model: str, engine: str) -> Selection:
-        """What select() does for a request whose `model` no row serves."""
+        """Choose for a request whose `model` no row serves."""
         if not model:
             return Selection(None, "none")
         matching = [row for row in self.strategies if fit(row.model, model)]
         steps: tuple[tuple[str, Callable[[CompiledStrategy], bool]], ...] = (
             ("model_engine", lambda row: row.engine == engine),
             ("model_any", lambda row: row.engine == Engine.ANY),
-            # Whether a foreign engine has the token route is not known, so it is not tried there.
+            # A strategy of another engine: whether this one has the token route is not known, so it is not tried.
             ("other_engine", lambda row: not row.takes_tokens),
         )
         for how, wanted in steps:

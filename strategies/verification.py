@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Runner = Callable[[int], None]
 runner: Runner | None = None
 
-# (attribute of the compiled strategy, field of the row) of what decides how an answer is continued.
+# (attribute of the compiled strategy, field of the row) of each setting that decides how an answer is continued.
 _VERIFIED = tuple((column.attribute, column.field) for column in COLUMNS if column.verified)
 
 
@@ -39,7 +39,7 @@ def _plain(value: Any) -> Any:
 
 
 def start(run: int) -> threading.Thread:
-    """Run it in the background. RuntimeError where no application has registered a runner."""
+    """Start the run in the background. Raises RuntimeError if no application has registered a runner."""
     found = runner
     if found is None:
         raise RuntimeError("no application has registered a verification runner")

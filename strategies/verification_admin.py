@@ -18,7 +18,7 @@ from strategies.engines import Engine
 from strategies.models import Strategy, VerificationResult, VerificationRun
 
 MOST_CUTS = 1000
-# Of the variants so many are shown at once; the others are folded away.
+# Variants that are shown at once; the others are folded away.
 SHOWN_AT_ONCE = 6
 
 
@@ -119,7 +119,7 @@ class VerificationLine:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Variants by kinds of cut places. rest: what is folded away."""
+    """Variants by kinds of cut places. rest: variants that are folded away."""
 
     run: VerificationRun
     places: Sequence[str]
@@ -163,7 +163,7 @@ def _cell(result: VerificationResult | None) -> Cell:
     if not result.tried:
         return Cell("not tried", "none", result.first_difference)
     kind = "all" if result.exact == result.total else "some" if result.exact else "no"
-    told = f"{result.exact} exact, {result.diverged} diverged, {result.refused} refused"
-    told += f", {result.not_tried} not tried" if result.not_tried else ""
+    counts = f"{result.exact} exact, {result.diverged} diverged, {result.refused} refused"
+    counts += f", {result.not_tried} not tried" if result.not_tried else ""
     first = f"\n{result.first_difference}" if result.first_difference else ""
-    return Cell(f"{result.exact}/{result.total}", kind, told + first)
+    return Cell(f"{result.exact}/{result.total}", kind, counts + first)

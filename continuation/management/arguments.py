@@ -1,4 +1,4 @@
-"""Arguments of commands, read strictly: a value that is not allowed is named, with what is."""
+"""Arguments of commands, read strictly: an error names the wrong value and what is allowed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
 
-# More digits are no number that anybody means, and slow to read.
+# Digits. A longer number is a mistake, and slow to parse.
 _MOST_DIGITS = 19
 
 
@@ -48,7 +48,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def amount(least: float, most: float, what: str) -> Callable[[str], float]:
-    """what is its unit, for the message."""
+    """what: the unit, named in the message."""
 
     def read(text: str) -> float:
         with suppress(ValueError):

@@ -1,9 +1,9 @@
-"""A strategy held against a live engine: greedy answers, cut at every kind of place, continued by the gateway's own
+"""A strategy is tested on a live engine: greedy answers are cut at every kind of place, continued by the gateway's own
 code in every way that the strategy could be set, and compared with the uninterrupted answer.
 
 Probes come first: what the engine is and what its chat template does. Then each prompt is answered once in full. A
 cut is a recording of that answer that breaks off; Splice, Relay and the token route do with it what they would do
-with a real one, but leave no audit rows. Equal continuation requests are sent once: their answers are kept.
+with a real one, but leave no audit rows. A continuation request is sent once: equal ones share its answer.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from continuation.shapes.chat.chunks import dump
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
 from continuation.splice.record import StreamRecord
 from continuation.token_route.route import COMPLETIONS, Endpoints, open_tokens
-from continuation.verification import cuts, telling, verdicts
+from continuation.verification import cuts, heard, verdicts
 from continuation.verification.cuts import Cut, Place
 from continuation.verification.door import CHAT_PATH, EngineDoor, WholeAnswer
+from continuation.verification.heard import HeardAnswer
 from continuation.verification.knowledge import Knowledge, Probe
 from continuation.verification.order import DEFAULT_PROMPTS, Order, Progress, Trouble, greedy_body
 from continuation.verification.probes import Probing
 from continuation.verification.ranking import Measured, Recommendation, finalists, recommend
 from continuation.verification.recording import RecordedAnswer, Recording, learn_from, record_answer
-from continuation.verification.telling import HeardAnswer
 from continuation.verification.variants import Variant, variants
 from continuation.verification.verdicts import Finding, Likeness
 from continuation.vocabulary import Decision, Reason
@@ -58,7 +58,7 @@ class Report:
 
 
 async def verify(order: Order) -> AsyncGenerator[Progress | Report, None]:
-    """Progress now and then, and the Report last. Raises Trouble."""
+    """Yield Progress during the run, and the Report at its end. Raises Trouble."""
     async with EngineDoor(order) as door:
         yield Progress(0, 0, "asking the engine")
         known, probes = await Probing(door, order).found()
@@ -77,7 +77,7 @@ async def verify(order: Order) -> AsyncGenerator[Progress | Report, None]:
 
 
 class _Whole:
-    """A body that has been received already; with `cut` it breaks off instead of ending."""
+    """A body that was received before. With `cut` it raises a ReadError at its end."""
 
     def __init__(self, data: bytes, *, cut: bool = False) -> None:
         self._data = data
@@ -117,18 +117,17 @@ class _Bench:
         every = [
             cut
             for number, answer in enumerate(answers)
-            for cut in cuts.cuts_of(number, answer.again.steps, answer.again.told)
+            for cut in cuts.cuts_of(number, answer.again.steps, answer.again.heard)
         ]
         self._cuts = cuts.choose(every, order.cuts)
         if not self._cuts:
             raise Trouble("no answer had anything to cut; give other prompts, or a larger --max-tokens")
-        self._kept: dict[bytes, asyncio.Task[WholeAnswer]] = {}
+        self._asked: dict[bytes, asyncio.Task[WholeAnswer]] = {}
         self._uninterrupted: dict[tuple[int, bool], HeardAnswer] = {}
         self._done = self._total = 0
         self._gone = ""
-        # Under a name of its own, for what is remembered of missing endpoints here is nothing to the gateway or to
-        # another run.
-        # What is found out about the engine by variants that hide its scale-out endpoints is true for these alone.
+        # Its own memory of missing endpoints, apart from that of the gateway and of other runs. Variants that hide the
+        # scale-out endpoints have a second one, for what they find out is true for them alone.
         self._endpoints = {hides: Endpoints() for hides in (False, True)}
 
     @property
@@ -153,7 +152,7 @@ class _Bench:
     async def _round(
         self, measured: Iterable[Measured], cuts: Sequence[Cut]
     ) -> AsyncGenerator[Progress, None]:
-        """Cut by cut, so that equal requests come together."""
+        """Try all variants at one cut before the next cut, so that equal requests come together."""
         places = asyncio.Semaphore(self._order.parallel)
 
         async def one(of: Measured, cut: Cut) -> None:
@@ -170,13 +169,13 @@ class _Bench:
                     await self._check_engine()
                 yield Progress(self._done, self._total, "continuing at the cuts")
         finally:
-            started: list[asyncio.Task[Any]] = [*tasks, *self._kept.values()]
+            started: list[asyncio.Task[Any]] = [*tasks, *self._asked.values()]
             for left in started:
                 left.cancel()
             await asyncio.gather(*started, return_exceptions=True)
 
     async def _check_engine(self) -> None:
-        """A continuation that could not be had counts as refused, an engine that has gone ends the run."""
+        """Raise Trouble if the engine has gone. If it is there, the continuation that failed counts as refused."""
         if not await self._door.is_there():
             raise Trouble(f"the engine at {self._order.base_url} went away during the run: {self._gone}")
         self._gone = ""
@@ -201,21 +200,23 @@ class _Bench:
             return Finding(Likeness.NOT_TRIED, "the answer was whole already")
         return verdicts.judge(
             want,
-            telling.told(got),
-            telling.told(beginning),
+            heard.heard_answer(got),
+            heard.heard_answer(beginning),
             decided=record.decision == Decision.CONTINUE,
             counts_exact=record.tokens_exact,
             reason=_reason(record),
         )
 
     def _whole(self, prompt: int, plan: Guarded, recording: Recording) -> HeardAnswer:
-        """What a client is shown of the answer when nothing breaks."""
+        """The answer that a client sees when nothing breaks."""
         key = prompt, plan.carries_ids
         if key not in self._uninterrupted:
             splice = self._splice(plan)
             splice.leg1_opened(time.monotonic())
             actions = splice.received(b"".join(event.raw for event in recording.events), time.monotonic())
-            self._uninterrupted[key] = telling.told(b"".join(a.data for a in actions if isinstance(a, Send)))
+            self._uninterrupted[key] = heard.heard_answer(
+                b"".join(a.data for a in actions if isinstance(a, Send))
+            )
         return self._uninterrupted[key]
 
     def _splice(self, plan: Guarded) -> Splice:
@@ -260,25 +261,25 @@ class _Bench:
         return post
 
     async def _once(self, body: bytes) -> WholeAnswer:
-        """The answer to a continuation request; an equal one is not sent again."""
+        """Send a continuation request, and return its answer. An equal request is not sent again."""
         key = hashlib.blake2b(body).digest()
-        if key not in self._kept:
+        if key not in self._asked:
             asking = self._door.heard(CHAT_PATH, body, self._order.seconds)
-            self._kept[key] = asyncio.create_task(asking, name="continuation of a verification")
+            self._asked[key] = asyncio.create_task(asking, name="continuation of a verification")
         try:
-            return await asyncio.shield(self._kept[key])
+            return await asyncio.shield(self._asked[key])
         except httpx.HTTPError as trouble:
-            self._kept.pop(key, None)
+            self._asked.pop(key, None)
             self._gone = describe(trouble)
             raise
         except TimeoutError as trouble:
-            self._kept.pop(key, None)
+            self._asked.pop(key, None)
             raise httpx.ReadTimeout(f"no answer within {self._order.seconds:g} seconds") from trouble
 
 
 def _reason(record: StreamRecord) -> str:
-    told = str(record.reason)
+    why = str(record.reason)
     if record.reason == Reason.TOOL_CALL_SEEN:
-        told = "this route does not continue after a tool call has begun"
+        why = "this route does not continue after a tool call has begun"
     status = f", status {record.leg2_status}" if record.leg2_status not in (None, 200) else ""
-    return f"{told}{status}" + (f": {record.leg2_message}" if record.leg2_message else "")
+    return f"{why}{status}" + (f": {record.leg2_message}" if record.leg2_message else "")

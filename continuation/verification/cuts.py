@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from continuation.verification.telling import Extent, HeardAnswer
+from continuation.verification.heard import Extent, HeardAnswer
 
-# So many characters before its last one an answer is near its end.
+# Characters before the end of an answer within which a cut counts as near its end.
 NEAR_END = 8
 
 
 class Place(StrEnum):
-    """Kinds of cut places, in the order of an answer; the value is what people are shown."""
+    """Kinds of cut places, in the order of an answer. The value is the text that people read."""
 
     REASONING_WORD = "reasoning, word boundary"
     REASONING_MID_WORD = "reasoning, inside a word"
@@ -32,7 +32,7 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """prompt counts from 0. `step` is of the stream in which the place was found."""
+    """prompt: its index. step: where the cut is, in the recording in which the place was found."""
 
     prompt: int
     place: Place
@@ -82,7 +82,7 @@ def _in_content(step: Extent, whole: HeardAnswer) -> Place:
 def _within(
     text: str, rest: str, withheld: bool, space: Place, character: Place, mid_word: Place, word: Place
 ) -> Place:
-    """Without ids it is not known where a character was cut in two, so all between wide ones are taken for it."""
+    """Without ids, a cut inside a character cannot be seen: every cut before a wide one counts as such."""
     if withheld or (_is_wide(rest[0]) and not text[-1].isspace()):
         return character
     if text[-1].isspace():
@@ -95,12 +95,12 @@ def _is_wide(character: str) -> bool:
 
 
 def cuts_of(prompt: int, steps: Sequence[Extent], whole: HeardAnswer) -> list[Cut]:
-    """All cut places of an answer. Where no step tells one character of content, the first that tells any does."""
+    """All cut places of an answer. The first step with content stands for its start, if none ends there."""
     found = [Cut(prompt, place_of(step, whole), step) for step in steps]
     if any(cut.place is Place.CONTENT_START for cut in found):
         return found
-    told_some = [bool(whole.content[: cut.step.content].strip()) for cut in found]
-    first = told_some.index(True) if True in told_some else None
+    has_content = [bool(whole.content[: cut.step.content].strip()) for cut in found]
+    first = has_content.index(True) if True in has_content else None
     if first is not None and found[first].place not in (Place.CONTENT_END, Place.TOOL_CALL):
         found[first] = Cut(prompt, Place.CONTENT_START, found[first].step)
     return found
@@ -123,7 +123,7 @@ def spread(cuts: Sequence[Cut], most: int) -> list[Cut]:
 
 
 def events_at(cut: Cut, steps: Sequence[Extent]) -> int:
-    """How many events of another recording of the same answer bring it as far as `cut`; 0 for none."""
+    """Number of events that bring another recording of the same answer to `cut` and not beyond it; 0 if none do."""
     if cut.step in steps:
         return cut.step.events
     wanted = cut.step.position

@@ -22,7 +22,7 @@ PROBE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """A whole answer."""
+    """An HTTP answer that has been read to its end. status is 0 if there was no answer."""
 
     status: int
     headers: RawHeaders
@@ -38,7 +38,7 @@ class WholeAnswer:
 
     @property
     def message(self) -> str:
-        """What an error says, in a line."""
+        """Message of an error answer, in one line."""
         text = str(error_object(self.json).get("message") or "") if self.json else ""
         return f"status {self.status}" + (f": {text.splitlines()[0][:160]}" if text.strip() else "")
 
@@ -80,7 +80,7 @@ class EngineDoor:
     async def heard(
         self, path: str, body: bytes | None = None, seconds: float = PROBE_SECONDS
     ) -> WholeAnswer:
-        """The whole answer. Raises httpx.HTTPError, TimeoutError."""
+        """Send a request and read the whole answer. Raises httpx.HTTPError, TimeoutError."""
         async with asyncio.timeout(seconds):
             upstream = await self.open(path, body)
             read = b""
@@ -92,7 +92,7 @@ class EngineDoor:
         return WholeAnswer(upstream.status, upstream.headers, read)
 
     async def asked(self, path: str, value: JSON | None = None) -> WholeAnswer:
-        """A probe: status 0 where the engine did not answer it."""
+        """Send a probe. The status is 0 if the engine did not answer."""
         return await self.asked_raw(path, None if value is None else dump(value))
 
     async def asked_raw(self, path: str, body: bytes | None) -> WholeAnswer:

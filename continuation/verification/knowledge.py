@@ -10,7 +10,7 @@ from strategies.engines import Engine
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One question to the engine. value is None where it could not be found out."""
+    """One question to the engine. value is None if the answer is not known."""
 
     name: str
     value: Any
@@ -19,13 +19,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What the probes found out; None where they could not.
+    """What the probes found out about an engine and a model. None: not known.
 
-    opening          what the generation prompt ends with when it opens the thinking; "" where it does not
-    thinking_switch  the key of chat_template_kwargs that changes the prompt; "" where none does
-    on_by_default    whether the model thinks without being told to
+    opening          what the generation prompt ends with when it opens the thinking; "" if it does not
+    thinking_switch  the key of chat_template_kwargs that changes the prompt; "" if none does
+    on_by_default    whether the model thinks unless a request switches it off
     tokens           OPEN, CLOSE and CONTENT_OPEN as the engine itself writes them
-    reasoning_end    the white space that every reasoning ends with; "" where they have none in common
+    reasoning_end    the white space that every reasoning ends with; "" if they differ
     """
 
     engine: Engine = Engine.ANY

@@ -1,4 +1,4 @@
-"""What is to be verified: an order, its prompts, and what a run tells of its progress."""
+"""What is to be verified: an order, its prompts, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """total is 0 while it is not known."""
+    """How far a run is. total is 0 while it is not known."""
 
     done: int
     total: int
@@ -98,13 +98,13 @@ def _prompt(number: int, line: str) -> JSON:
 
 
 def greedy_body(prompt: JSON, order: Order, known: Knowledge) -> JSON:
-    """The prompt as a greedy streamed request; thinking is switched on where the model needs telling."""
+    """The prompt as a greedy streamed request; thinking is switched on if it is off by default."""
     room = known.max_model_len // 2 if known.max_model_len else order.max_tokens
     body = {"max_tokens": min(order.max_tokens, room), **prompt}
     if known.thinking_switch and not known.on_by_default:
         switches = body.get("chat_template_kwargs")
-        told = switches if isinstance(switches, dict) else {}
-        body["chat_template_kwargs"] = {known.thinking_switch: True, **told}
+        asked = switches if isinstance(switches, dict) else {}
+        body["chat_template_kwargs"] = {known.thinking_switch: True, **asked}
     body.pop("n", None)
     forced = {"model": known.model, "temperature": 0, "stream": True}
     return {**body, **forced, "stream_options": {"include_usage": True}}

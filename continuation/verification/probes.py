@@ -19,7 +19,7 @@ MISSING = (403, 404, 405, 501)
 
 
 class Probing:
-    """Asks what can be asked before any answer is generated."""
+    """Probes of one engine, in the order in which they build on each other."""
 
     def __init__(self, door: EngineDoor, order: Order) -> None:
         self._door = door

@@ -23,13 +23,13 @@ from strategies.verification import changes_between, settings_of
 
 # What a route costs beyond the one request, in the order of preference among equals.
 COSTS = {CHAT: 0, CARRIED_IDS: 1, TEXT_IDS: 2, COMPLETIONS: 3}
-# So many combinations of chat-continue are tried at every cut; the others only at the first ones.
+# Combinations of chat-continue that are tried at every cut; all others are tried at the first cuts only.
 FINALISTS = 6
 
 
 @dataclass(slots=True)
 class Measured:
-    """A variant and its findings; finalist: tried at every cut, not only at the first ones."""
+    """A variant and its findings. finalist: it is tried at every cut, not at the first ones only."""
 
     variant: Variant
     tallies: dict[Place, Tally] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def rank(one: Measured, row: CompiledStrategy, known: Knowledge) -> tuple[Any, .
 
 
 def _against_the_engine(variant: Variant, known: Knowledge) -> int:
-    """In how many settings a variant contradicts the probes."""
+    """Number of settings in which a variant contradicts the probes."""
     row = variant.strategy
     if variant.route != CHAT:
         return 0
@@ -154,6 +154,6 @@ def _remarks(able: Sequence[Measured], best: Measured, known: Knowledge) -> Iter
 
 
 def percent(tallies: Iterable[Tally]) -> float:
-    """Exact cuts of those that were tried, in per cent; 0 where none was."""
+    """Share of exact cuts among those that were tried, in per cent; 0 if none was tried."""
     total = summed(tallies)
     return 100.0 * total.exact / total.tried if total.tried else 0.0

@@ -1,4 +1,4 @@
-"""Verifications as database rows: one is begun, performed while its row tells how far it is, and kept."""
+"""Verifications as database rows: a row is begun, brought up to date while the run goes on, and stays as its record."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from continuation.verification.ranking import Measured
 from strategies.models import Strategy, VerificationResult, VerificationRun
 from strategies.verification import settings_of
 
-# The row is told of progress no more often than this.
-TELL_SECONDS = 0.5
-RUNS_KEPT = 20
+# Least seconds between two writes of progress to the row.
+PROGRESS_SECONDS = 0.5
+RUNS_PER_STRATEGY = 20  # older ones are deleted
 
-Tell = Callable[[Progress], None]
+ShowProgress = Callable[[Progress], None]
 
 
 def order_for(strategy: Strategy, base_url: str, **asked: Any) -> Order:
-    """With the gateway's own settings in all that is not asked. Raises Trouble for a row that does not compile."""
+    """The order for a run; what is not given comes from the settings. Raises Trouble if the row does not compile."""
     try:
         compiled = strategy.compile()
     except ValidationError as trouble:
         raise Trouble(f"strategy {strategy.name} does not compile: {' '.join(trouble.messages)}") from trouble
-    # The key is for the engine of the settings, not for any URL that somebody types.
+    # The key belongs to the engine of the settings; it is not sent to a URL that somebody types.
     known = base_url.rstrip("/") == settings.CONTINUATION_URL.rstrip("/")
     defaults: dict[str, Any] = {
         "api_key": settings.CONTINUATION_API_KEY if known else "",
@@ -56,7 +56,7 @@ def begin(strategy: Strategy, order: Order) -> VerificationRun:
 
 
 def run_in_background(pk: int) -> None:
-    """What strategies.verification.start() runs in a thread."""
+    """Perform a run in the thread of strategies.verification.start()."""
     try:
         run = VerificationRun.objects.select_related("strategy").get(pk=pk)
         try:
@@ -68,17 +68,17 @@ def run_in_background(pk: int) -> None:
         connections[router.db_for_write(VerificationRun)].close()
 
 
-def perform(run: VerificationRun, order: Order, tell: Tell | None = None) -> Report:
-    """Verify, and keep what was found in `run`. Raises Trouble, which the row then tells as well."""
+def perform(run: VerificationRun, order: Order, show: ShowProgress | None = None) -> Report:
+    """Verify, and write the findings to `run`. Raises Trouble, after writing its message to the row."""
     told_at = 0.0
     try:
         for step in steps(order):
             if isinstance(step, Report):
                 keep(run, step)
                 return step
-            if tell:
-                tell(step)
-            if time.monotonic() - told_at >= TELL_SECONDS:
+            if show:
+                show(step)
+            if time.monotonic() - told_at >= PROGRESS_SECONDS:
                 told_at = time.monotonic()
                 _note(run, step)
     except Trouble as trouble:
@@ -91,7 +91,7 @@ def perform(run: VerificationRun, order: Order, tell: Tell | None = None) -> Rep
 
 
 def steps(order: Order) -> Iterator[Progress | Report]:
-    """Between steps no event loop runs, so that the caller may use the database."""
+    """Yield each step while no event loop runs, so that the caller may use the database."""
     with asyncio.Runner() as runner:
         found = verify(order)
         try:
@@ -184,13 +184,13 @@ def _storable_json(value: Any) -> Any:
 
 
 def _prune(strategy: Strategy) -> None:
-    """The newest runs of a strategy are kept."""
-    old = list(strategy.verifications.values_list("pk", flat=True)[RUNS_KEPT:])
+    """Delete all runs of a strategy but the newest."""
+    old = list(strategy.verifications.values_list("pk", flat=True)[RUNS_PER_STRATEGY:])
     VerificationRun.objects.filter(pk__in=old).delete()
 
 
 def apply(strategy: Strategy, changes: Mapping[str, Any]) -> None:
-    """Write recommended settings into the row. Raises ValidationError, and the row is as it was."""
+    """Write recommended settings into the row. Raises ValidationError, and leaves the row unchanged."""
     for name, value in changes.items():
         setattr(strategy, name, value)
     try:

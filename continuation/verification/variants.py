@@ -145,8 +145,8 @@ def _name(row: CompiledStrategy, variant: Variant) -> str:
     changed = changes_between(settings_of(row), settings_of(variant.strategy))
     for of_the_route in ("render_generate", "token_exact", "without_scale_out"):
         changed.pop(of_the_route, None)
-    told = [f"{label_of(name)} {shown(value)}" for name, value in changed.items()]
-    return f"{variant.route}: {', '.join(told) or 'settings of the row'}"
+    changes = [f"{label_of(name)} {shown(value)}" for name, value in changed.items()]
+    return f"{variant.route}: {', '.join(changes) or 'settings of the row'}"
 
 
 def shown(value: Any) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from continuation.shapes.chat.chunks import count, reasoning_tokens
-from continuation.verification.telling import HeardAnswer
+from continuation.verification.heard import HeardAnswer
 
-# A difference is shown with so much of the text around it.
+# Characters of text that are shown around a difference.
 WINDOW = 24
 
 
@@ -26,7 +26,7 @@ class Likeness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """difference is one line, "" where there is none; usage_equal: all counts are those of the whole answer."""
+    """difference: one line, "" if there is none. usage_equal: all counts are those of the uninterrupted answer."""
 
     verdict: Likeness
     difference: str = ""
@@ -44,9 +44,9 @@ def judge(
 ) -> Finding:
     """Compare a spliced answer with the uninterrupted one.
 
-    before        what the client had been told at the cut
+    before        what the client had received at the cut
     decided       a continuation was asked for
-    counts_exact  else the budget is an estimate, and an answer that ends at its limit ends elsewhere
+    counts_exact  False: the budget is an estimate, so an answer may reach its limit at another place
     reason        the gateway's own word for an ending that failed
     """
     if got.error is not None:
@@ -61,7 +61,7 @@ def judge(
 
 
 def first_difference(want: HeardAnswer, got: HeardAnswer, before: HeardAnswer) -> str:
-    """The first thing about `got` that is not as it should be; "" if all is."""
+    """The first difference between `got` and the expected answer; "" if there is none."""
     checks = (
         _text_difference("reasoning", want.reasoning, got.reasoning),
         _text_difference("content", want.content, got.content),
@@ -128,7 +128,7 @@ def _counts(of: HeardAnswer) -> tuple[int | None, ...]:
 
 
 def _as_long(want: HeardAnswer, got: HeardAnswer) -> tuple[HeardAnswer, HeardAnswer]:
-    """Both up to where the shorter one ends."""
+    """Cut both answers to the length of the shorter one."""
     length = min(len(want.spoken), len(got.spoken))
     return _up_to(want, length), _up_to(got, length)
 

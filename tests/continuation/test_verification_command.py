@@ -157,7 +157,7 @@ def test_a_background_run_that_cannot_be_done_says_why() -> None:
 def test_old_runs_of_a_strategy_are_dropped(
     generic: Simulator, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "RUNS_KEPT", 2)
+    monkeypatch.setattr(runs, "RUNS_PER_STRATEGY", 2)
     row = Strategy.objects.get(name="generic")
     for _ in range(3):
         VerificationRun.objects.create(strategy=row, base_url="http://old")

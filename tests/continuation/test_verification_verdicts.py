@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from continuation.verification.cuts import Cut, Place, choose, cuts_of, events_at, place_of, spread
+from continuation.verification.heard import Extent, HeardAnswer, ToolCall, events_of, heard_answer, steps_of
 from continuation.verification.knowledge import Knowledge
 from continuation.verification.ranking import Measured, finalists, percent, recommend
-from continuation.verification.telling import Extent, HeardAnswer, ToolCall, events_of, steps_of, told
 from continuation.verification.variants import CARRIED_IDS, CHAT, COMPLETIONS, TEXT_IDS, Variant, variants
 from continuation.verification.verdicts import Finding, Likeness, Tally, first_difference, judge
 from strategies.engines import Engine
@@ -205,19 +205,19 @@ def test_a_stream_is_told_as_a_client_understands_it() -> None:
         event({"id": "a", "choices": [], "usage": {"total_tokens": 3}}),
         event(b"[DONE]"),
     ]
-    found = told(b"".join(stream))
+    found = heard_answer(b"".join(stream))
     assert found == HeardAnswer(
         "Hm", "Hi", (ToolCall("c", "f", "{}"),), "tool_calls", {"total_tokens": 3}, None, 1, 1, 1
     )
-    assert told(event({"error": {"message": "no"}})).error == {"message": "no"}
+    assert heard_answer(event({"error": {"message": "no"}})).error == {"message": "no"}
     assert not first_difference(found, found, found)
 
 
 def test_an_event_that_cannot_be_read_tells_nothing_but_of_an_error() -> None:
     half = b"data: {half\n\n"
-    assert told(chunk({"content": "Hi"}) + half).content == "Hi"
+    assert heard_answer(chunk({"content": "Hi"}) + half).content == "Hi"
     assert steps_of(events_of(half)) == []
-    assert told(b"event: error\ndata: out of memory\n\n").error is not None
+    assert heard_answer(b"event: error\ndata: out of memory\n\n").error is not None
 
 
 # -- variants --------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Command(LongHelpCommand):
             raise CommandError(str(trouble)) from None
         finally:
             bar.end()
-        self._tell(result, options)
+        self._print_result(result, options)
 
     def _choices(self, options: dict[str, Any]) -> Choices:
         try:
@@ -129,7 +129,7 @@ class Command(LongHelpCommand):
         if options["plot"] is not None and not options["plot"].absolute().parent.is_dir():
             raise CommandError(f"--plot: there is no directory {options['plot'].absolute().parent}")
 
-    def _tell(self, result: Result, options: dict[str, Any]) -> None:
+    def _print_result(self, result: Result, options: dict[str, Any]) -> None:
         if options["plot"] is not None:
             plot.draw(result, options["plot"])
         if options["json"]:

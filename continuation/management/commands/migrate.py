@@ -1,5 +1,5 @@
-"""`manage.py migrate`, as Django has it, but on PostgreSQL by one process at a time: a rollout that starts several at
-once lets each of them migrate, and all but the first find nothing left to do."""
+"""`manage.py migrate`, like Django's, but on PostgreSQL one process at a time. A rollout may start several at once: the
+first migrates, the others wait and find nothing left to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.commands import migrate
 from django.db import connections
 
-# Of the advisory lock in the database that is migrated; nothing else there uses this number.
+# Number of the advisory lock. Nothing else in the database uses it.
 LOCK = int.from_bytes(b"contmigr", "big")
 
 
@@ -23,8 +23,8 @@ class Command(migrate.Command):
 
     @contextmanager
     def _alone(self, alias: str, verbosity: int) -> Iterator[None]:
-        """Hold the lock in a transaction on a connection of its own: it goes with the connection, however this process
-        ends, and poolers that lend a connection for each transaction leave it alone."""
+        """Hold the lock in a transaction on a connection of its own: the lock ends with the connection, however this
+        process ends, and it works with poolers that lend a connection per transaction."""
         if connections[alias].vendor != "postgresql":
             yield
             return

@@ -50,7 +50,7 @@ to look inside:
 
 class Command(LongHelpCommand):
     help = _ABOUT
-    requires_system_checks = []  # the gateway's settings are nothing to an engine
+    requires_system_checks = []  # an engine does not use the gateway's settings
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--port", type=port, default=0, help="TCP port; 0 (the default) takes a free one")

@@ -1,4 +1,4 @@
-"""`manage.py verify_strategy`: hold a strategy against a live engine, say what is exact, and recommend settings."""
+"""`manage.py verify_strategy`: test a strategy on a live engine, say what is exact, and recommend settings."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class Command(BaseCommand):
         try:
             order = self._order(strategy, options)
             run = runs.begin(strategy, order)
-            report = runs.perform(run, order, self._tell)
+            report = runs.perform(run, order, self._show_progress)
         except Trouble as trouble:
-            self._tell(None)
+            self._show_progress(None)
             raise CommandError(str(trouble)) from trouble
-        self._tell(None)
+        self._show_progress(None)
         self._show(run, report)
         judged = report.configured
         if options["apply"]:
@@ -104,8 +104,8 @@ class Command(BaseCommand):
         url = _url(options["base_url"] or settings.CONTINUATION_URL)
         return runs.order_for(strategy, url, prompts=prompts, **asked)
 
-    def _tell(self, progress: Progress | None) -> None:
-        """One line that is written over, where somebody looks at it."""
+    def _show_progress(self, progress: Progress | None) -> None:
+        """Write progress to one line of a terminal, over the line before; nothing elsewhere."""
         if not sys.stderr.isatty():
             return
         of = f" {progress.done} of {progress.total}" if progress and progress.total else ""
@@ -153,8 +153,8 @@ class Command(BaseCommand):
             runs.apply(strategy, changes)
         except ValidationError as trouble:
             raise CommandError(f"not applied: {' '.join(trouble.messages)}") from trouble
-        told = ", ".join(f"{label_of(name)} {shown(value)}" for name, value in changes.items())
-        self.stdout.write(f"Applied to {strategy.name}: {told}.")
+        written = ", ".join(f"{label_of(name)} {shown(value)}" for name, value in changes.items())
+        self.stdout.write(f"Applied to {strategy.name}: {written}.")
 
 
 def _rows_to_show(report: Report) -> list[Measured]:

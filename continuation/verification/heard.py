@@ -34,7 +34,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class HeardAnswer:
-    """What a client makes of a stream."""
+    """The answer that a client reads from a stream. roles, ids, dones: how many it saw of each."""
 
     reasoning: str = ""
     content: str = ""
@@ -51,19 +51,19 @@ class HeardAnswer:
         return self.reasoning + self.content
 
 
-def told(stream: bytes) -> HeardAnswer:
-    """The whole of an event stream; events that cannot be read are left out."""
+def heard_answer(stream: bytes) -> HeardAnswer:
+    """Read a whole event stream. Events that cannot be read are left out."""
     reading = _Reading()
     for event in events_of(stream):
         if event.data == DONE:
             reading.dones += 1
         elif event.data:
             reading.value(event, value_in(event))
-    return reading.told()
+    return reading.answer()
 
 
 def value_in(event: Event) -> Any:
-    """The JSON of an event's data; None where it has none that can be read."""
+    """Parse an event's data. None if it is empty, [DONE], or not JSON."""
     try:
         return parse(event.data) if event.data and event.data != DONE else None
     except ValueError:
@@ -107,7 +107,7 @@ class _Reading:
             known[1] += text_of(function.get("name"))
             known[2] += text_of(function.get("arguments"))
 
-    def told(self) -> HeardAnswer:
+    def answer(self) -> HeardAnswer:
         calls = tuple(ToolCall(*self.calls[index]) for index in sorted(self.calls))
         texts = "".join(self.reasoning), "".join(self.content)
         return HeardAnswer(
@@ -119,7 +119,7 @@ class _Reading:
 class Extent:
     """How far a stream was after its first `events` events, in characters of each kind.
 
-    withheld: ids were generated whose text has not been told, half a character for instance.
+    withheld: the engine generated ids whose text it has not sent yet, for example half a character.
     """
 
     events: int
@@ -138,7 +138,7 @@ def events_of(stream: bytes) -> list[Event]:
 
 
 def steps_of(events: Sequence[Event]) -> list[Extent]:
-    """A step for each event after which a cut has something to continue and something to come."""
+    """An extent for each event after which a cut leaves text to continue and text to come."""
     leg, reading, steps = Leg(STREAM_BYTES), _Reading(), []
     for number, event in enumerate(events, start=1):
         value = value_in(event)
@@ -147,7 +147,7 @@ def steps_of(events: Sequence[Event]) -> list[Extent]:
             reading.chunk(value)
         if leg.finish:
             break
-        so_far = reading.told()
+        so_far = reading.answer()
         calls = sum(len(call.name) + len(call.arguments) for call in so_far.calls)
         step = Extent(number, len(so_far.reasoning), len(so_far.content), calls, leg.ids_withheld)
         if any(step.position):
