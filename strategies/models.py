@@ -19,35 +19,12 @@ from strategies import cache
 from strategies.columns import COLUMNS, Kind, fields_of_kind
 from strategies.engines import Engine, engine_choices, engines_with_token_route
 from strategies.types import CompiledStrategy, Fallback
+
+# Migrations name the validators as parts of this module.
+from strategies.validation import LONGEST_TOKEN, check_list, name_or_glob, storable
 from strategies.verification import settings_of
 
-LONGEST_TOKEN = 1000
-LONGEST_LIST = 100
-
 _LINE_END = re.compile(r"\r\n?")
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_GLOB_CLASS = re.compile(r"\[!?\]?[^\]]*\]")
-
-
-def storable(text: str) -> None:
-    """Raise ValidationError for text that databases and UTF-8 cannot hold."""
-    found = _UNSTORABLE.search(text)
-    if found:
-        what = "a NUL character" if found[0] == "\x00" else f"a lone surrogate (\\u{ord(found[0]):04x})"
-        raise ValidationError(f"{what} at position {found.start()} is not allowed.", code="unstorable")
-
-
-def name_or_glob(text: str) -> None:
-    """Raise ValidationError for a text that can match no model: an unclosed class, or white space at an end."""
-    if text != text.strip():
-        raise ValidationError(
-            f"{text!r} begins or ends with white space; write the name alone.", code="name_or_glob"
-        )
-    if "[" in _GLOB_CLASS.sub("", text):
-        raise ValidationError(
-            f"{text!r} has a [ that is not closed; allowed are names and globs with *, ? and [...].",
-            code="name_or_glob",
-        )
 
 
 class StrategyRevision(models.Model):
@@ -329,7 +306,7 @@ class Strategy(models.Model):
         found = []
         for field in fields_of_kind(Kind.LIST):
             try:
-                _check_list(getattr(self, field), names=field == "served_names")
+                check_list(getattr(self, field), names=field == "served_names")
             except ValidationError as trouble:
                 found.append((field, trouble))
         return found
@@ -430,24 +407,6 @@ class VerificationResult(models.Model):
 
 def _labels_of_token_route() -> str:
     return ", ".join(engine.traits.label for engine in Engine if engine.traits.token_route)
-
-
-def _check_list(value: object, *, names: bool) -> None:
-    if not isinstance(value, list):
-        kind = type(value).__name__
-        raise ValidationError(f'This is no list of texts but {kind}; allowed is a list such as ["a", "b"].')
-    if len(value) > LONGEST_LIST:
-        raise ValidationError(f"{len(value)} entries are too many; {LONGEST_LIST} are allowed.")
-    for position, entry in enumerate(value, start=1):
-        if not isinstance(entry, str) or not entry:
-            raise ValidationError(f"Entry {position} is {entry!r}; each must be a text that is not empty.")
-        if len(entry) > LONGEST_TOKEN:
-            raise ValidationError(
-                f"Entry {position} has {len(entry)} characters; {LONGEST_TOKEN} are allowed."
-            )
-        storable(entry)
-        if names:
-            name_or_glob(entry)
 
 
 def _changed(using: str) -> None:

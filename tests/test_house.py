@@ -31,7 +31,6 @@ EXCEPTIONS: Mapping[str, set[str]] = {
         "continuation/testbed/drill/campaign.py",
         "continuation/testbed/drill/injector.py",
         "continuation/token_route/route.py",
-        "strategies/models.py",
     },
     "methods": {
         "continuation/resume/store/hot.py:HotLog",

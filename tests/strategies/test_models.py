@@ -9,8 +9,9 @@ from django.core.exceptions import ValidationError
 from django.core.management import call_command
 
 from strategies.engines import Engine
-from strategies.models import LONGEST_LIST, LONGEST_TOKEN, Strategy, StrategyRevision
+from strategies.models import Strategy, StrategyRevision
 from strategies.types import GENERIC, CompiledStrategy
+from strategies.validation import LONGEST_LIST, LONGEST_TOKEN
 
 pytestmark = pytest.mark.django_db
 
