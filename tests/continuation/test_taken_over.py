@@ -423,7 +423,7 @@ def test_what_comes_behind_such_an_event_is_read() -> None:
 # -- nobody wants the rest ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", ["client_gone", "stopped"])
+@pytest.mark.parametrize("reason", [Reason.CLIENT_GONE, Reason.STOPPED])
 def test_a_stream_that_is_given_up_gets_the_failed_ending(reason: Any) -> None:
     for play in (Play().reads(role(), content("x")), second_leg(content("y", ID2), body={})):
         play.does(play.splice.given_up(reason, play.now))
