@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from continuation.shapes.chat.asking import asking_for_ids
-from continuation.shapes.chat.chunks import parse
 from continuation.shapes.chat.steps import Read, TooManyValuesError, read_in_steps
 from continuation.shapes.chat.usage import Conversation, Estimator
+from continuation.shapes.encoding import parse
 from continuation.shapes.members import has_more_values
 from continuation.vocabulary import PassReason
 from strategies.builders import remaining_budget, truth, whole_number

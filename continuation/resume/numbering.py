@@ -12,7 +12,8 @@ import re
 from contextlib import suppress
 
 from continuation.resume.log import Entry, State
-from continuation.shapes.chat.chunks import is_error, parse
+from continuation.shapes.chat.chunks import is_error
+from continuation.shapes.encoding import parse
 from continuation.shapes.sse import DONE, Event, EventDecoder
 
 _COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A):[^\r\n]*")

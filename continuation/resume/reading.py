@@ -14,7 +14,7 @@ from continuation.http.ending import break_off
 from continuation.relay import KEEPALIVE
 from continuation.resume.log import Cursor, Log, LogSlice, Reader, Standing, State, StoreAway
 from continuation.resume.numbering import closing, ending_of
-from continuation.shapes.chat.chunks import event_of
+from continuation.shapes.encoding import event_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from continuation.shapes.chat.chunks import dump_exact, parse, parse_exact
+from continuation.shapes.encoding import dump_exact, parse, parse_exact
 
 # Bytes of a text with escapes that are looked at in one step: the first, and the largest.
 FIRST_SLICE = 2**6

@@ -6,7 +6,6 @@ from copy import copy
 from typing import Any
 
 from continuation.shapes.chat.chunks import (
-    JSON,
     REASONING_NAMES,
     brings_something_new,
     choices,
@@ -21,6 +20,7 @@ from continuation.shapes.chat.chunks import (
     tool_ids_in,
     usage_of,
 )
+from continuation.shapes.encoding import JSON
 from strategies.builders import without_lone_surrogates
 from strategies.types import Partial
 

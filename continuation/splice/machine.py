@@ -44,22 +44,19 @@ from continuation.plan import Guarded
 from continuation.shapes.chat.asking import Unasked, asking_to_continue
 from continuation.shapes.chat.chunks import (
     FAILED_FINISHES,
-    JSON,
     calls_tool,
     choices,
     count,
     error_message,
     error_object,
-    event_of,
     finish_of,
     index_of,
     is_client_error,
     is_error,
-    parse,
-    parse_exact,
     usage_of,
 )
 from continuation.shapes.chat.usage import Conversation, Delivered, Estimator, delivered, joined_usage
+from continuation.shapes.encoding import JSON, event_of, parse, parse_exact
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder, closed
 from continuation.splice.decision import Breakage, Verdict, decide
 from continuation.splice.leg import Leg

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from continuation.shapes.chat.chunks import JSON, text_of
+from continuation.shapes.chat.chunks import text_of
+from continuation.shapes.encoding import JSON
 
 
 class Field(StrEnum):

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from continuation.shapes.chat.chunks import (
-    JSON,
     REASONING_NAMES,
     choices,
     delta_of,
-    event_of,
     finish_of,
     has_tool_call,
     index_of,
@@ -18,6 +16,7 @@ from continuation.shapes.chat.chunks import (
     text_of,
     usage_of,
 )
+from continuation.shapes.encoding import JSON, event_of
 from continuation.splice.leg import Leg
 from continuation.splice.pieces import Field, Pieces, TokenLedger, as_told, text_in
 from continuation.splice.seam import Seam

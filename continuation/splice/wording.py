@@ -5,26 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from continuation.shapes.openings import opening_of
+
 MESSAGE_CHARS = 200
-# From here on some engines repeat the request or the conversation in their errors.
+# Behind these words some engines repeat the request or the conversation in their errors.
 _REPEATS = re.compile(
     r"Final message to continue|Rendered chat|'input':|\"input\":|Received:|messages=\[", re.I
 )
-_PROBE_CHARS = 12
-# So much of a line is looked at: what is cut away would not be kept anyway, and an error may be megabytes long.
+# Characters of a line that are looked at. An error may be megabytes long, and only its beginning is quoted.
 _LINE_CHARS = 2 * MESSAGE_CHARS
 _LEAST_PROBE = 4
-
-
-def opening_of(text: str) -> str:
-    """By what a text of the conversation is recognized."""
-    return text.strip()[:_PROBE_CHARS]
-
-
-def beginning_of(text: str) -> str:
-    """As much of it as its opening depends on, whatever follows."""
-    text = text.lstrip()
-    return text[:_PROBE_CHARS] + text[_PROBE_CHARS:].strip()[:1]
 
 
 def first_line(message: str, conversation: Iterable[str]) -> str:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuation.shapes.chat.chunks import (
-    JSON,
     REASONING_NAMES,
     choices,
     count,
@@ -26,6 +25,7 @@ from continuation.shapes.chat.chunks import (
     text_of,
     usage_of,
 )
+from continuation.shapes.encoding import JSON
 from continuation.splice.pieces import (
     Field,
     Pieces,

@@ -15,19 +15,9 @@ from typing import Any
 from continuation.downstream.client import Readable, Upstream
 from continuation.http.headers import RawHeaders
 from continuation.http.threads import worked_out
-from continuation.shapes.chat.chunks import (
-    JSON,
-    choices,
-    count,
-    dump,
-    error_object,
-    event_of,
-    finish_of,
-    is_error,
-    parse,
-    text_of,
-)
+from continuation.shapes.chat.chunks import choices, count, error_object, finish_of, is_error, text_of
 from continuation.shapes.chat.usage import Delivered
+from continuation.shapes.encoding import JSON, dump, event_of, parse
 from continuation.shapes.members import Members
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder
 from continuation.splice.machine import OpenTokens

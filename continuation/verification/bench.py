@@ -23,7 +23,7 @@ from continuation.downstream.client import Upstream
 from continuation.downstream.troubles import describe
 from continuation.plan import Guarded
 from continuation.relay import Relay
-from continuation.shapes.chat.chunks import dump
+from continuation.shapes.encoding import dump
 from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
 from continuation.splice.record import StreamRecord
 from continuation.token_route.route import COMPLETIONS, Endpoints, open_tokens

@@ -12,7 +12,8 @@ from continuation.downstream.client import Upstream
 from continuation.downstream.transport import AiohttpTransport
 from continuation.downstream.troubles import describe
 from continuation.http.headers import RawHeaders
-from continuation.shapes.chat.chunks import JSON, dump, error_object, parse, text_of
+from continuation.shapes.chat.chunks import error_object, text_of
+from continuation.shapes.encoding import JSON, dump, parse
 from continuation.verification.order import Order, Trouble
 
 CHAT_PATH = "/v1/chat/completions"

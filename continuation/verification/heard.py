@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from continuation.shapes.chat.chunks import (
-    JSON,
     choices,
     delta_of,
     error_object,
     finish_of,
     index_of,
     is_error,
-    parse,
     reasoning_of,
     text_of,
     usage_of,
 )
+from continuation.shapes.encoding import JSON, parse
 from continuation.shapes.sse import DONE, Event, EventDecoder
 from continuation.splice.leg import Leg
 

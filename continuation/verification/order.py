@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from continuation.shapes.chat.chunks import JSON, parse
 from continuation.shapes.chat.usage import Estimator
+from continuation.shapes.encoding import JSON, parse
 from continuation.verification.knowledge import Knowledge
 from strategies.types import CompiledStrategy
 

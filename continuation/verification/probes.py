@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from continuation.shapes.chat.asking import asking_for_ids
-from continuation.shapes.chat.chunks import JSON, count, dump, text_of
+from continuation.shapes.chat.chunks import count, text_of
+from continuation.shapes.encoding import JSON, dump
 from continuation.token_route.route import DERENDER, GENERATE, RENDER
 from continuation.verification.door import CHAT_PATH, EngineDoor, detokenized
 from continuation.verification.knowledge import Knowledge, Probe

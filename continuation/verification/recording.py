@@ -8,7 +8,8 @@ from os.path import commonprefix
 from typing import Any
 
 from continuation.shapes.chat.asking import asking_for_ids
-from continuation.shapes.chat.chunks import JSON, choices, dump
+from continuation.shapes.chat.chunks import choices
+from continuation.shapes.encoding import JSON, dump
 from continuation.shapes.sse import Event
 from continuation.verification import heard
 from continuation.verification.door import EngineDoor, detokenized

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuation.shapes.chat.asking import asking_to_continue
-from continuation.shapes.chat.chunks import parse_exact
+from continuation.shapes.encoding import parse_exact
 from continuation.shapes.members import LARGEST_SLICE, Members, has_more_values
 from strategies.builders import FIELDS_READ, continuation_body
 from strategies.types import GENERIC, Partial

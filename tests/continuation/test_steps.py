@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from continuation import plan as planning
 from continuation.plan import Choice, Guarded, Passthrough, plan
-from continuation.shapes.chat.chunks import parse
 from continuation.shapes.chat.steps import TooManyValuesError, read_in_steps, slices
 from continuation.shapes.chat.usage import Conversation, Estimator
+from continuation.shapes.encoding import parse
 from continuation.vocabulary import PassReason
 from strategies.types import StrategyBook
 

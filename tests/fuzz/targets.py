@@ -16,16 +16,9 @@ from continuation.plan import Guarded
 from continuation.resume.log import Entry
 from continuation.resume.numbering import Numbering
 from continuation.shapes.chat.asking import Unasked
-from continuation.shapes.chat.chunks import (
-    error_code,
-    error_message,
-    event_of,
-    is_client_error,
-    is_error,
-    parse,
-    usage_of,
-)
+from continuation.shapes.chat.chunks import error_code, error_message, is_client_error, is_error, usage_of
 from continuation.shapes.chat.usage import Estimator, delivered, joined_usage
+from continuation.shapes.encoding import event_of, parse
 from continuation.shapes.sse import Event, EventDecoder, closed
 from continuation.splice.leg import Leg
 from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice

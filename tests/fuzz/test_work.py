@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuation.shapes.chat.chunks import parse
+from continuation.shapes.encoding import parse
 from continuation.splice.leg import Leg
 from continuation.splice.machine import Phase, Send
 from continuation.vocabulary import Failure

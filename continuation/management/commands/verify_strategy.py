@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from continuation.shapes.chat.chunks import JSON
+from continuation.shapes.encoding import JSON
 from continuation.verification import runs
 from continuation.verification.bench import Report
 from continuation.verification.cuts import Place

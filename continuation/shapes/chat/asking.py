@@ -6,7 +6,8 @@ count as it goes, beyond the client's request. Chunks are then shown as they wou
 
 from __future__ import annotations
 
-from continuation.shapes.chat.chunks import JSON, choices, delta_of, dump_exact, event_of, finish_of, usage_of
+from continuation.shapes.chat.chunks import choices, delta_of, finish_of, usage_of
+from continuation.shapes.encoding import JSON, dump_exact, event_of
 from continuation.shapes.members import Members
 from strategies.builders import FIELDS_READ, continuation_fields, final_message
 from strategies.types import CompiledStrategy, Partial

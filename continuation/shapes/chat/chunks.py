@@ -7,11 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+from continuation.shapes.encoding import JSON
+from continuation.shapes.sse import Event
 
-from continuation.shapes.sse import Event, data_event
-
-JSON = dict[str, Any]
 _DIGITS = re.compile("[0-9]{1,9}")
 REASONING_NAMES = ("reasoning", "reasoning_content")
 NO_FINISH = ("", "null")
@@ -19,46 +17,6 @@ NO_FINISH = ("", "null")
 FAILED_FINISHES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 # 4xx codes of an error event that another try may well answer.
 RETRYABLE_4XX = (408, 409, 425, 429)
-
-
-def parse(data: bytes) -> Any:
-    """The JSON value of `data`; ValueError if it is none.
-
-    orjson is strict where engines and clients are not: NaN, lone surrogates, bytes that are no UTF-8.
-    """
-    try:
-        return orjson.loads(data)
-    except ValueError:
-        pass
-    try:
-        return json.loads(data.decode("utf-8", "replace"))
-    except RecursionError as deep:
-        raise ValueError("nested too deeply") from deep
-
-
-def parse_exact(data: bytes) -> Any:
-    """As `parse`, with whole numbers of any size kept exact; for a body that is written again."""
-    try:
-        return json.loads(data.decode("utf-8", "replace"))
-    except RecursionError as deep:
-        raise ValueError("nested too deeply") from deep
-
-
-def dump(value: Any) -> bytes:
-    """Compact JSON; lone surrogates, which UTF-8 cannot hold, are written as escapes."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
-
-
-def dump_exact(value: Any) -> bytes:
-    """For a request that is sent on: NaN and whole numbers of any size stay what they are."""
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def event_of(value: Any) -> bytes:
-    return data_event(dump(value))
 
 
 def choices(chunk: JSON) -> list[JSON]:

@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 
-from continuation.shapes.chat.chunks import parse_exact
 from continuation.shapes.chat.usage import NO_LONG_TEXTS, LongText
+from continuation.shapes.encoding import parse_exact
 from continuation.shapes.members import marks
 
 # Bytes of a text, or of the values of an array, that are parsed at once: a few tenths of a millisecond.

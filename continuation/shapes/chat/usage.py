@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from continuation.shapes.chat.chunks import JSON, count, reasoning_tokens
-from continuation.splice.wording import beginning_of, opening_of
+from continuation.shapes.chat.chunks import count, reasoning_tokens
+from continuation.shapes.encoding import JSON
+from continuation.shapes.openings import beginning_of, opening_of
 
 # Ideographs, kana, hangul, bopomofo, their punctuation and full-width forms.
 _CJK = re.compile(
