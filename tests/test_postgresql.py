@@ -56,12 +56,12 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_tests_that_need_no_database_are_not_run_on_postgresql() -> None:
-    done = run("-m", "tests.postgresql", "tests/continuation/test_sse.py")
+    done = run("-m", "tests.postgresql", "tests/continuation/shapes/test_sse.py")
     assert (done.returncode, done.stdout) == (0, "PostgreSQL: none of these tests is run on it\n")
 
 
 def test_a_database_url_has_no_effect_on_the_run_on_sqlite_which_says_so() -> None:
-    asked = ["-m", "pytest", "tests/continuation/test_leaving.py"]
+    asked = ["-m", "pytest", "tests/gatewaysite/server/test_stopping.py"]
     said = run(*asked, DATABASE_URL="postgres://nobody@127.0.0.1:9/none").stdout
     assert "database: SQLite" in said
     assert "DATABASE_URL is not for this run" in said
@@ -75,7 +75,7 @@ def test_a_server_that_database_url_names_is_used_and_has_no_database_more_after
     named = given.empty()
     try:
         done = run(
-            "-m", "tests.postgresql", "tests/continuation/test_prune_events.py", DATABASE_URL=named.url
+            "-m", "tests.postgresql", "tests/continuation/audit/test_retention.py", DATABASE_URL=named.url
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "database: PostgreSQL" in done.stdout

@@ -11,7 +11,7 @@ from continuation.shapes.chat.usage import Estimator
 from continuation.splice.machine import Phase
 from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy
-from tests.continuation.playbook import (
+from tests.continuation.splice.playbook import (
     DONE,
     ID,
     ID2,

@@ -16,7 +16,7 @@ from continuation.splice.machine import Phase
 from continuation.token_route.ids import Batch, ChatChunks
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, failed_message
 from strategies.types import CompiledStrategy
-from tests.continuation.playbook import (
+from tests.continuation.splice.playbook import (
     DONE,
     ID,
     ID2,

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from continuation.vocabulary import PassReason
-from tests.continuation.test_readme import refusals
+from tests.docs.test_tables import refusals
 from tests.e2e.asking import QUESTION, asking_usage, body
 from tests.e2e.conftest import Chat, GatewayFor
 from tests.e2e.faults import CUT, EOF, Fault

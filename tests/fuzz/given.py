@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.continuation.playbook import DONE, ID, ID2, chunk, content, event, reasoning, role, tokens, usage
+from tests.continuation.splice.playbook import (
+    DONE,
+    ID,
+    ID2,
+    chunk,
+    content,
+    event,
+    reasoning,
+    role,
+    tokens,
+    usage,
+)
 from tests.fuzz.machine import SpliceMachine
 from tests.fuzz.targets import CUT, TARGETS
 

@@ -20,7 +20,7 @@ from continuation.splice.machine import Phase
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import GENERIC, CompiledStrategy, Fallback
-from tests.continuation.playbook import DONE, ID, ID2, Play, Told, chunk, event, tokens, told
+from tests.continuation.splice.playbook import DONE, ID, ID2, Play, Told, chunk, event, tokens, told
 from tests.fuzz.reading import Said, blocks, said, words
 
 Texts = tuple[str, str]  # reasoning, content

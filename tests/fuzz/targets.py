@@ -28,7 +28,7 @@ from continuation.splice.seam import RestartDeparted, Seam
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import GENERIC, CompiledStrategy, Fallback, Partial
-from tests.continuation.eventsource import blocks_without_data, dispatched
+from tests.continuation.resume.eventsource import blocks_without_data, dispatched
 from tests.fuzz.reading import LINE_END, blocks
 
 CUT = b"\xfe"  # between two reads; in no text, for it is no UTF-8

@@ -13,7 +13,7 @@ from continuation.splice.machine import Phase, Send
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import CompiledStrategy
-from tests.continuation.playbook import DONE, ID, ID2, Play, chunk, content, event, reasoning, tokens
+from tests.continuation.splice.playbook import DONE, ID, ID2, Play, chunk, content, event, reasoning, tokens
 
 EXACT = CompiledStrategy("e", "e", Engine.VLLM, token_exact=True)
 PART = chunk({"tool_calls": [{"index": 0, "function": {"arguments": "x"}}]})
