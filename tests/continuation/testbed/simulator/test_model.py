@@ -43,7 +43,7 @@ def test_the_answer_is_the_same_in_another_process() -> None:
 
 
 def test_the_module_needs_no_django() -> None:
-    code = "import sys, continuation.simulator; sys.exit('django' in sys.modules)"
+    code = "import sys, continuation.testbed.simulator; sys.exit('django' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
