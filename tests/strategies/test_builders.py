@@ -12,6 +12,7 @@ from strategies.builders import (
     final_message,
     prefix,
     remaining_budget,
+    truth,
     whole_number,
     without_lone_surrogates,
 )
@@ -281,6 +282,18 @@ def test_the_remaining_budget_is_the_smaller_of_the_two(sent, expected):
 )
 def test_whole_numbers_are_read_as_engines_read_them(value, expected):
     assert whole_number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((True, 1, 1.0, "1", "true", "TRUE", "t", "yes", "Y", "on"), True),
+        ((False, 0, 0.0, -0.0, "0", "false", "False", "f", "no", "N", "off"), False),
+        ((None, 2, -1, 0.5, float("nan"), "", " true", "ja", "2", [], {}, [1]), None),
+    ],
+)
+def test_booleans_are_read_as_engines_read_them(values, expected):
+    assert [truth(value) for value in values] == [expected] * len(values)
 
 
 @pytest.mark.parametrize("key", ["request_id", "rid"])
