@@ -84,7 +84,7 @@ APPLICATION = """
     django.setup()
     from gatewaysite.server.listener import Listener
     from gatewaysite.server.pace import Slowest
-    from gatewaysite.server.server import Limits, Server
+    from gatewaysite.server.server import Server, ServerLimits
 
     STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -121,7 +121,7 @@ APPLICATION = """
                 await send({"type": "http.response.body", "body": b"fine"})
 
     listener = Listener("127.0.0.1", int(sys.argv[1]))
-    server = Server(application, listener, Limits(2**20, 0.2, 1.5, Slowest(30, 60, 500)))
+    server = Server(application, listener, ServerLimits(2**20, 0.2, 1.5, Slowest(30, 60, 500)))
     server.application_close_timeout = 1
     sys.exit(server.run())
 """

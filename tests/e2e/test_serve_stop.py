@@ -323,10 +323,10 @@ HURRIED = """
     from gatewaysite.server.channel import Factory
     from gatewaysite.server.listener import Listener
     from gatewaysite.server.pace import Slowest
-    from gatewaysite.server.server import Limits, Server
+    from gatewaysite.server.server import Server, ServerLimits
 
     listener = Listener("127.0.0.1", 0)
-    server = Server(None, listener, Limits(2**30, None, 60.0, Slowest(30, 60, 500)))
+    server = Server(None, listener, ServerLimits(2**30, None, 60.0, Slowest(30, 60, 500)))
     listener.close()
 
     def seconds_given_to(pace):
