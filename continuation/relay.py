@@ -17,7 +17,9 @@ from continuation.downstream.troubles import describe
 from continuation.metrics import noting
 from continuation.patience import catch_up
 from continuation.shapes.sse import comment_line
-from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Phase, Send, Splice
+from continuation.splice.actions import Action, CloseLeg, OpenLeg, OpenTokens, Send
+from continuation.splice.course import Phase
+from continuation.splice.machine import Splice
 from continuation.splice.record import StreamRecord
 from continuation.token_route.route import Refused, ScaleOutMissing
 from continuation.vocabulary import Failure, Reason, ended_by

@@ -14,7 +14,9 @@ from continuation.http.threads import worked_out
 from continuation.plan import Choice, Guarded
 from continuation.relay import Audit, Relay
 from continuation.shapes.chat.usage import Estimator
-from continuation.splice.machine import OpenLeg, OpenTokens, Options, Splice
+from continuation.splice.actions import OpenLeg, OpenTokens
+from continuation.splice.machine import Splice
+from continuation.splice.options import Options
 from continuation.token_route.route import DERENDER, Endpoints, open_tokens
 
 MB = 2**20

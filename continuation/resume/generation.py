@@ -14,7 +14,8 @@ from continuation.metrics import noting
 from continuation.relay import Relay
 from continuation.resume.log import LogWriter, State, Store, StoreAway
 from continuation.resume.numbering import Numbering, ending_of
-from continuation.splice.machine import Phase, interrupted_event
+from continuation.splice.course import Phase
+from continuation.splice.ending import interrupted_event
 from continuation.vocabulary import Reason
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from continuation.relay import Relay
 from continuation.resume.generation import Generations
 from continuation.resume.log import Entry, State, Store, Taken
 from continuation.resume.numbering import Numbering, closing, ending_of
-from continuation.splice.machine import interrupted_event
+from continuation.splice.ending import interrupted_event
 from continuation.vocabulary import Failure, Reason
 from continuation.wiring import Origin, Parts, choice, relay_for, splice_for
 from strategies import cache

@@ -20,7 +20,7 @@ from continuation.shapes.chat.usage import Delivered
 from continuation.shapes.encoding import JSON, dump, event_of, parse
 from continuation.shapes.members import Members
 from continuation.shapes.sse import DONE, DONE_EVENT, Event, EventDecoder
-from continuation.splice.machine import OpenTokens
+from continuation.splice.actions import OpenTokens
 from continuation.splice.rewrite import finish_choice
 from continuation.splice.seam import overlap
 from continuation.token_route.ids import (

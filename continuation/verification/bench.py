@@ -24,7 +24,9 @@ from continuation.downstream.troubles import describe
 from continuation.plan import Guarded
 from continuation.relay import Relay
 from continuation.shapes.encoding import dump
-from continuation.splice.machine import OpenLeg, OpenTokens, Options, Send, Splice
+from continuation.splice.actions import OpenLeg, OpenTokens, Send
+from continuation.splice.machine import Splice
+from continuation.splice.options import Options
 from continuation.splice.record import StreamRecord
 from continuation.token_route.route import COMPLETIONS, Endpoints, open_tokens
 from continuation.verification import cuts, heard, verdicts

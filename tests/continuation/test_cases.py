@@ -8,7 +8,7 @@ import pytest
 
 from continuation.audit import rows
 from continuation.shapes.chat.usage import Estimator
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy
 from tests.continuation.splice.playbook import (

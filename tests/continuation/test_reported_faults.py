@@ -12,7 +12,7 @@ from django.test import AsyncClient
 
 from continuation import views
 from continuation.audit import rows
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from continuation.token_route.ids import Batch, ChatChunks
 from continuation.vocabulary import Case, Decision, Failure, Outcome, Reason, Route, failed_message
 from strategies.types import CompiledStrategy

@@ -16,7 +16,7 @@ from hypothesis import event as tally
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import GENERIC, CompiledStrategy, Fallback
@@ -338,7 +338,7 @@ class SpliceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.opened and self.hears and not self.leg2.stream)
     @rule(length=st.sampled_from([5, 30, 45, 10**6]), data=st.data())
     def leg_2_starts_over(self, length: int, data: st.DataObject) -> None:
-        partial = self.first.splice._partial
+        partial = self.first.splice.course.partial
         whole = data.draw(st.sampled_from([partial.content, partial.reasoning + partial.content]))
         field = "content" if partial.content else "reasoning"
         if whole[:length]:
@@ -376,14 +376,12 @@ class SpliceMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         for play in getattr(self, "plays", []):
-            splice = play.splice
-            assert len(splice._decoder._buffer) <= self.limit + len(self.leg.stream)  # what one read adds
-            for shelf in (splice._shelf, splice._shelf2):
-                assert len(shelf._bytes) <= self.held_limit
-            for leg in (splice._leg1, splice._leg2):
-                if leg is not None:
-                    assert len(leg.partial.reasoning) + len(leg.partial.content) <= self.partial_limit
-                    assert len(leg._ids) * 4 <= self.partial_limit
+            for leg in filter(None, (play.splice.course.first, play.splice.course.second)):
+                assert len(leg._decoder._buffer) <= self.limit + len(self.leg.stream)  # what one read adds
+                assert len(leg.shelf._bytes) <= self.held_limit
+                partial = leg.leg.partial
+                assert len(partial.reasoning) + len(partial.content) <= self.partial_limit
+                assert len(leg.leg._ids) * 4 <= self.partial_limit
 
     @invariant()
     def there_is_one_continuation_at_most(self) -> None:
@@ -394,7 +392,7 @@ class SpliceMachine(RuleBasedStateMachine):
     @invariant()
     def what_was_sent_is_whole_events(self) -> None:
         for play in getattr(self, "plays", []):
-            if play.splice.phase is not Phase.UNFRAMED and not self.first.splice._event_lost:
+            if play.splice.phase is not Phase.UNFRAMED and not self.first.splice.course.first.has_lost_event:
                 assert play.sent.endswith((b"\n", b"\r")) or not play.sent
 
     def teardown(self) -> None:
@@ -431,7 +429,7 @@ class SpliceMachine(RuleBasedStateMachine):
             tally(f"{record.outcome} {record.reason}")
         leg1 = said(bytes(self.leg1.stream), self.limit, ended=self.leg1.over)
         leg2 = said(bytes(self.leg2.stream), self.limit, ended=self.leg2.over, to_the_finish=True)
-        if leg1.lost and first.splice._event_lost:
+        if leg1.lost and first.splice.course.first.has_lost_event:
             return self._judge_lost(first, leg1)
         self._judge_ending(first, told(first.sent + (b"" if not self.gone else b"\n\n")))
         answer = said(first.sent, 2**30, ended=True)
@@ -467,7 +465,7 @@ class SpliceMachine(RuleBasedStateMachine):
 
     def _judge_leg1(self, play: Play, shown: Texts, calls: list[Any], leg1: Said) -> None:
         """All of leg 1 comes first, or all of it before the calls that were dropped."""
-        shelf = play.splice._shelf
+        shelf = play.splice.course.first.shelf
         before = self._of_leg1(play, leg1)
         assert all(text.startswith(start) for text, start in zip(shown, before, strict=True))
         said_calls = [] if shelf.fate == "dropped" else leg1.calls
@@ -479,7 +477,7 @@ class SpliceMachine(RuleBasedStateMachine):
             assert (shown, calls) == (before, said_calls)
 
     def _of_leg1(self, play: Play, leg1: Said) -> Texts:
-        if play.splice._shelf.fate == "dropped":
+        if play.splice.course.first.shelf.fate == "dropped":
             return leg1.without_calls()
         return "".join(leg1.reasoning), "".join(leg1.content)
 
@@ -492,11 +490,11 @@ class SpliceMachine(RuleBasedStateMachine):
             return
         assert len(set(told)) == len(told), "told twice"
         assert not set(told) & set(leg1.words), "told twice"
-        seam = play.splice._seam
-        if self.cut_off or seam is None or seam.stopped_at is not None:
+        second = play.splice.course.second
+        if self.cut_off or second is None or second.seam.stopped_at is not None:
             return
         due = leg2.words
-        if play.splice._shelf2.fate == "dropped":
+        if second.shelf.fate == "dropped":
             reasoning, content = leg2.without_calls()
             due = words(reasoning + content)
         assert set(told) == set(due), "lost at the seam"

@@ -20,8 +20,11 @@ from continuation.shapes.chat.chunks import error_code, error_message, is_client
 from continuation.shapes.chat.usage import Estimator, delivered, joined_usage
 from continuation.shapes.encoding import event_of, parse
 from continuation.shapes.sse import Event, EventDecoder, closed
+from continuation.splice.actions import Action, CloseLeg, OpenLeg, OpenTokens, Send
+from continuation.splice.course import Phase
 from continuation.splice.leg import Leg
-from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
+from continuation.splice.machine import Splice
+from continuation.splice.options import Options
 from continuation.splice.pieces import Field, Piece
 from continuation.splice.rewrite import Rewriter
 from continuation.splice.seam import RestartDeparted, Seam
@@ -243,9 +246,9 @@ class _Streamed:
         splice, options = self.splice, self.options
         if splice.ended:
             return
-        assert len(splice._decoder._buffer) <= options.event_limit + read
-        assert len(splice._shelf._bytes) <= options.buffer_limit
-        assert len(splice._shelf2._bytes) <= options.buffer_limit
+        for leg in filter(None, (splice.course.first, splice.course.second)):
+            assert len(leg._decoder._buffer) <= options.event_limit + read
+            assert len(leg.shelf._bytes) <= options.buffer_limit
 
     def _ended(self) -> None:
         splice = self.splice

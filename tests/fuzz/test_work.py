@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from continuation.shapes.encoding import parse
+from continuation.splice.actions import Send
+from continuation.splice.course import Phase
 from continuation.splice.leg import Leg
-from continuation.splice.machine import Phase, Send
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import CompiledStrategy

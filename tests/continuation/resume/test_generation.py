@@ -19,7 +19,10 @@ from continuation.resume.generation import Generation, Generations
 from continuation.resume.log import START, Entry, Limits, State, StoreAway
 from continuation.resume.store.hot import WINDOW_BYTES, HotLog, HotReader
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
-from continuation.splice.machine import OpenLeg, OpenTokens, Options, Phase, Splice
+from continuation.splice.actions import OpenLeg, OpenTokens
+from continuation.splice.course import Phase
+from continuation.splice.machine import Splice
+from continuation.splice.options import Options
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Reason
 from tests.continuation.resume.eventsource import blocks_without_data, dispatched

@@ -23,7 +23,8 @@ from continuation.resume.numbering import Numbering
 from continuation.resume.store.hot import HotLog
 from continuation.resume.store.memory import MemoryStore, MemoryWriter
 from continuation.resume.takeover import packed, unpacked
-from continuation.splice.machine import Phase, Splice
+from continuation.splice.course import Phase
+from continuation.splice.machine import Splice
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Failure, Reason
 from continuation.wiring import Origin

@@ -10,7 +10,10 @@ from typing import Any
 
 from continuation.plan import Guarded
 from continuation.shapes.sse import Event, EventDecoder
-from continuation.splice.machine import Action, CloseLeg, OpenLeg, OpenTokens, Options, Phase, Send, Splice
+from continuation.splice.actions import Action, CloseLeg, OpenLeg, OpenTokens, Send
+from continuation.splice.course import Phase
+from continuation.splice.machine import Splice
+from continuation.splice.options import Options
 from continuation.splice.record import StreamRecord
 from continuation.vocabulary import Failure
 from strategies.types import GENERIC, CompiledStrategy

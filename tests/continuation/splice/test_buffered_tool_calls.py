@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import CompiledStrategy

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from continuation.splice.machine import NEXT, Phase
+from continuation.splice.course import NEXT, Phase
 from continuation.vocabulary import Failure
 from strategies.types import CompiledStrategy
 from tests.continuation.splice.playbook import (
@@ -787,7 +787,7 @@ def test_every_phase_has_its_ways_and_no_others() -> None:
     assert set(NEXT) == set(Phase)
     play = Play()
     with pytest.raises(RuntimeError, match="no way from LEG1 to LEG2"):
-        play.splice._enter(Phase.LEG2)
+        play.splice.course.enter(Phase.LEG2)
 
 
 def test_text_is_recorded_only_where_that_is_asked_for() -> None:

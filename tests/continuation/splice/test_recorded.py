@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from continuation.vocabulary import Failure
 from tests.continuation.splice.playbook import DONE, Play, Told, chunk, content, told
 from tests.continuation.splice.recorded import Recorded, recorded, rest_of
@@ -50,7 +50,7 @@ def request_of(recording: Recorded) -> dict[str, object]:
 
 def continued(play: Play, recording: Recorded) -> Told:
     finish = told(recording.stream).finishes[0]
-    partial = play.splice._partial
+    partial = play.splice.course.partial
     name = "reasoning" if recording.name in VLLM_NAMES else "reasoning_content"
     play.leg2(*rest_of(recording.stream, partial.reasoning, partial.content, name, finish))
     return play.whole()
@@ -117,7 +117,7 @@ def test_both_legs_cut_into_any_reads_give_the_same_answer(recording: Recorded, 
     play = Play(request_of(recording)).reads(recording.stream[:cut]).ends(Failure.DISCONNECT)
     if not play.legs:
         return
-    partial = play.splice._partial
+    partial = play.splice.course.partial
     finish = told(recording.stream).finishes[0]
     rest = b"".join(rest_of(recording.stream, partial.reasoning, partial.content, "reasoning", finish))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rest)), max_size=30)))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from continuation.vocabulary import Failure
 from tests.continuation.splice.playbook import ID2, Play, chunk, content, role, usage
 

@@ -6,7 +6,7 @@ import pytest
 
 from continuation.downstream.client import Upstream
 from continuation.plan import Guarded
-from continuation.splice.machine import OpenTokens
+from continuation.splice.actions import OpenTokens
 from continuation.token_route import route
 from continuation.token_route.route import Endpoints, _generated, _Route
 from strategies.types import CompiledStrategy, Partial

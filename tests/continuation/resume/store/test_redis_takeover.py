@@ -25,7 +25,7 @@ from continuation.resume.store.redis import account, following, health, ledger
 from continuation.resume.store.redis.claims import RELEASED_TIMES
 from continuation.resume.store.redis.scripts import CLAIM, RELEASE, Command, keys_of, lease_of
 from continuation.resume.store.redis.store import RedisStore
-from continuation.splice.machine import Phase
+from continuation.splice.course import Phase
 from tests.continuation.resume.store.conftest import KEY
 from tests.continuation.resume.streams import (
     DEADLINE,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from continuation.shapes.chat.asking import Unasked, asking_for_ids
-from continuation.splice.machine import OpenLeg, OpenTokens
+from continuation.splice.actions import OpenLeg, OpenTokens
 from continuation.vocabulary import Failure
 from strategies.engines import Engine
 from strategies.types import CompiledStrategy, Fallback
