@@ -24,7 +24,7 @@ The map
     http            a request as it came in; headers, answers and their endings
     downstream      the client of the router: connections, transport, troubles
     shapes          what an API looks like on the wire: server-sent events, chat completions; pure
-    splice          the machine, legs, seam, decision, the record of a stream; pure
+    splice          the machine: phases, legs, decision, seam, bill, endings, the record of a stream; pure
     token_route     leg 2 by token ids
     resume          numbered events, their log and its stores, coming back, takeover
     audit           rows of streams, their writer, how long they stay

@@ -1,9 +1,13 @@
 """The splice: one answer out of at most two legs.
 
-A `Splice` is told what happened - a read arrived, a leg ended, the clock passed the idle deadline, the client left -
-and answers with what is to be done: send bytes, open the second leg, close the current one. It owns no socket and no
-clock: times are seconds of any monotonic clock, passed in. Whatever it is told, the client gets valid events, exactly
-one ending, and nothing twice.
+Something happens - a read arrives, a leg ends, the clock passes the idle deadline, the client leaves - and a `Splice`
+returns what is to be done: send bytes, open the second leg, close the current one. It owns no socket and no clock:
+times are seconds of any monotonic clock, passed in. Whatever happens, the client gets valid events, exactly one
+ending, and nothing twice.
+
+TABLE, at the end of this module, names the step for each happening in each phase. The steps share a `Course`. Those
+of a failed leg 1 are in `continuing`, those that end a stream in `ending`; how a leg is read is in `first_leg` and
+`second_leg`.
 
     phase      from                 means
     PLANNED                         leg 1 is being opened; nothing has been promised to the client
