@@ -26,7 +26,6 @@ DECLARED = {"Model", "ModelAdmin"}
 # Larger than the limit for now. This may only shrink: an entry that is no longer needed fails.
 EXCEPTIONS: Mapping[str, set[str]] = {
     "lines": {
-        "continuation/clients/resumable.py",
         "continuation/testbed/drill/campaign.py",
         "continuation/testbed/drill/injector.py",
         "continuation/token_route/route.py",
@@ -39,7 +38,7 @@ EXCEPTIONS: Mapping[str, set[str]] = {
     },
     "attributes": {
         "continuation/audit/writer.py:AuditWriter",
-        "continuation/clients/resumable.py:Core",
+        "continuation/clients/resumable/core.py:Core",
         "continuation/resume/reading.py:Reading",
         "continuation/resume/store/hot.py:HotLog",
         "continuation/resume/store/redis/account.py:Account",
