@@ -85,7 +85,7 @@ Of coming back:
     ledger          what of the hot logs is written into Redis next, and what its answers mean
     pump            what sends that, behind the streams and never in their way
     owner, epoch    which process a stream in Redis is of, and in which of its ownerships, counted up by each new one.
-                    Whoever writes with an older epoch has lost the stream
+                    A process that writes with an older epoch has lost the stream
     lease           how long a process owns a stream in Redis without renewing that
     claim           a process asks Redis for a stream whose owner has gone; one process gets it
     takeover        a stream whose process has gone is continued by another

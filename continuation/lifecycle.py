@@ -66,7 +66,7 @@ class Process:
     # -- start ---------------------------------------------------------------------------------------
 
     def start(self, strategies_seconds: float) -> bool:
-        """Begin to load the strategies. False if they are not there within so many seconds."""
+        """Begin to load the strategies. False if that takes longer than strategies_seconds."""
         cache.start()
         return cache.wait_until_loaded(strategies_seconds)
 
@@ -102,7 +102,7 @@ class Process:
         await self.downstream.close()
 
     async def end(self, flush_seconds: float) -> None:
-        """Close, then write the audit for up to so many seconds."""
+        """Close, then write the audit for flush_seconds at most."""
         try:
             await self.close()
         finally:

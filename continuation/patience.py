@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-# Turns of the event loop in which an answer that is there gets to whoever waits for it.
+# Turns of the event loop that an answer needs to reach the coroutine that waits for it.
 TURNS = 6
 # How often in its time `Patience` looks whether the loop is held up, and by how many seconds its look is late if so.
 LOOKS = 4

@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 Step = Callable[[float], list[Action]]
 OpenContinuation = Callable[[OpenLeg | OpenTokens], Coroutine[Any, Any, Upstream]]
 KEEPALIVE = comment_line("keepalive")
-# Of a refusal so much is read, in at most so long, to be able to say why.
+# Bytes of a refusal's body that are read, to quote its message in the audit, and seconds that this may take.
 REFUSAL_BYTES = 2**16
 REFUSAL_SECONDS = 5.0
-# After [DONE] the engine gets so long to end its answer, so that the connection can be used again.
+# Seconds that the engine gets after [DONE] to end its answer, so that the connection can be used again.
 ENDING_SECONDS = 0.05
 
 

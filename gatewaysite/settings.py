@@ -226,7 +226,7 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
     },
 }
-# A login is refused after so many failures with one user name from one address: neither alone, for one address may
+# A login is refused after failures with one user name from one address: neither alone, for one address may
 # stand for all who come through a proxy, and one name for the only operator.
 AXES_ENABLED = LOGIN_FAILURE_LIMIT > 0
 AXES_FAILURE_LIMIT = LOGIN_FAILURE_LIMIT

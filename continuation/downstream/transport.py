@@ -105,7 +105,7 @@ class Body(httpx.AsyncByteStream):
         self._answer.close()
 
     def _connection_lost(self, lost: asyncio.Future[None]) -> None:
-        """When a chunk cannot be read aiohttp closes the connection, but whoever waits for the body is not told."""
+        """When a chunk cannot be read, aiohttp closes the connection, but does not wake who waits for the body."""
         content, fault = (
             self._answer.content,
             self._protocol.exception() if self._protocol is not None else None,

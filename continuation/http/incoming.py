@@ -16,7 +16,7 @@ from continuation.http.response import TARGET
 
 # Characters of a request id: a longer one is cut.
 ID_CHARACTERS = 128
-# A path that still changes when it is decoded once more after so often is not one that anybody means.
+# Times that a path is decoded. A path that changes even after that is refused: nobody means it.
 DECODINGS = 3
 TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")

@@ -20,13 +20,13 @@ from continuation.vocabulary import Reason
 
 logger = logging.getLogger(__name__)
 
-# The process ends: a generation gets so long to end, and its log to be written.
+# Seconds that a generation gets, when the process ends, to end itself and to have its log written.
 ENDING_SECONDS = 2.0
 # Readers in other processes are asked about no more often than this.
 ASKING_SECONDS = 1.0
-# While it cannot be known whether there are any, a grace lasts so much longer.
+# Seconds that are added to a grace while it cannot be known whether there are readers.
 UNKNOWN_SECONDS = 60.0
-# A reader who has taken nothing for so long is waited for no longer, if another one reads elsewhere.
+# Seconds after which a reader who takes nothing is waited for no longer, if another one reads elsewhere.
 STUCK_SECONDS = 2.0
 
 
@@ -238,7 +238,7 @@ class Generations:
         self.is_stopping = False  # the process lets nobody in any more
 
     def start(self, relay: Relay, writer: LogWriter, store: Store) -> None:
-        """From now on the stream runs, whoever reads it."""
+        """From now on the stream runs by itself, with readers or without."""
         grace, limit = settings.RESUME_GRACE_SECONDS, relay.splice.options.event_limit
         Generation(relay, writer, store, self, grace=grace, event_limit=limit).start()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-# A reader is given so many bytes at a time, or one entry if that is larger.
+# Bytes that a reader is given at a time; or one entry, if that is larger.
 PIECE_BYTES = 2**16
 
 Cursor = tuple[int, int]
@@ -113,7 +113,7 @@ class Reader(Protocol):
         ...
 
     async def changed(self, seconds: float) -> bool:
-        """Wait until `read` has something to tell, for at most so long; whether it has. May be cancelled."""
+        """Wait until `read` has something new, for `seconds` at most; whether it has. May be cancelled."""
         ...
 
     async def aclose(self) -> None: ...

@@ -19,7 +19,7 @@ from continuation.shapes.sse import DONE, Event, EventDecoder
 _COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A):[^\r\n]*")
 # Of an event that is too large, whose lines come in pieces.
 _DATA = re.compile(rb"[\r\n]data[:\r\n]")
-_DATA_BYTES = 5  # of which its last byte may lack so many
+_DATA_BYTES = 5  # bytes of it that may still be missing at the end of a piece
 _FOREIGN_ID = re.compile(rb"(?<=[\r\n])id(?=[:\r\n])[^\r\n]*")
 _UNDECIDED = re.compile(rb"(?<=[\r\n])(?:id?|id:[^\r\n]*)\Z")
 
@@ -77,7 +77,7 @@ class _Large:
     """An event that is too large to be kept whole, as it comes. Its own ids become empty comments. If there is no
     data in what came first, all before its data is dropped: comments may be as large as they like.
 
-    parts: so many have been shown."""
+    parts: how many have been shown."""
 
     def __init__(self) -> None:
         self.parts = 0

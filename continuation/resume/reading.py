@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
-# So often a reader that hears nothing looks whether somebody still writes.
+# Seconds between two looks of a reader that hears nothing: does somebody still write?
 LOOK_SECONDS = 1.0
-# A store that is away is asked again so often, and for so long before the reader is told to come back.
+# Seconds between two questions to a store that is away, and after which the reader is sent away to come back.
 RETRY_SECONDS = 0.25
 AWAY_SECONDS = 30.0
 

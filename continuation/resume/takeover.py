@@ -118,7 +118,7 @@ class Takeovers:
     def _is_over(self, stream_id: str, task: asyncio.Task[bool]) -> None:
         del self._under_way[stream_id]
         if not task.cancelled():
-            task.exception()  # whoever waited for it may have left
+            task.exception()  # the request that waited for it may have left
 
     async def _take_over(self, store: Store, stream_id: str, headers: RawHeaders) -> bool:
         taken = await store.take_over(stream_id)

@@ -44,7 +44,7 @@ ERRORS = {
 # what the metrics call these
 OUTCOMES = {"resume_unavailable": "unavailable"}
 RETRY_SECONDS = 1
-# So long a DELETE waits to see the end.
+# Seconds that a DELETE waits to see the end.
 STOPPING_SECONDS = 3.0
 
 

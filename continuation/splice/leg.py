@@ -24,7 +24,7 @@ from continuation.shapes.encoding import JSON
 from strategies.builders import without_lone_surrogates
 from strategies.types import Partial
 
-# So many pieces of a text are joined to one: a piece alone costs some fifty bytes more than its characters.
+# Pieces of a text that are joined to one: a piece alone costs some fifty bytes more than its characters.
 PIECES_JOINED = 1024
 # An id takes several bytes in the request that carries it.
 ID_BYTES = 4
@@ -70,8 +70,8 @@ class Leg:
     choices: how many the client asked for. `finish` comes with the first finish_reason of choice 0; where there are
     several choices, with that of the last of them.
 
-    Text beyond `limit` characters is not kept; `too_large` says so. Nor are more ids than fit into a request of
-    about so many bytes.
+    Text beyond `limit` characters is dropped, and sets `too_large`. Ids are dropped when they would make a request
+    larger than about `limit` bytes.
     """
 
     __slots__ = (

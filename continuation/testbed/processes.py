@@ -125,7 +125,7 @@ def run(name: str, command: Sequence[str], environment: Mapping[str, str]) -> No
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for whoever has started it, who ends it then
+        start_new_session=True,  # Ctrl-C is for the process that has started it, which ends it then
     )
     if done.returncode:
         raise CannotGoOn(_told(f"{name} ended with status {done.returncode}", done.stdout))

@@ -44,7 +44,7 @@ TOKENIZE = ("/tokenize", "/v1/tokenize")
 COMPLETIONS = "/v1/completions"
 EVENT_STREAM: RawHeaders = [(b"content-type", b"text/event-stream")]
 NOT_THERE = (403, 404, 405)
-# An endpoint that was missing is asked for again after so long: servers are restarted with other flags.
+# Seconds after which a missing endpoint is asked for again: servers are restarted with other flags.
 MISSING_SECONDS = 300.0
 ANSWER_BYTES = 2**25
 EVENT_BYTES = 2**25

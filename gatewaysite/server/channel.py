@@ -1,7 +1,7 @@
 """A client's connection: daphne's, with an eye on whether the client keeps up with its answer and with its request.
 
 Bytes go to Twisted's transport, which buffers without end whatever the socket does not take. It tells its producer,
-the channel, to pause when more than 64 KiB wait, and to resume when none do; whoever sends waits in between.
+the channel, to pause when more than 64 KiB wait, and to resume when none do; the sender waits in between.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gatewaysite.server.pace import Pace, Part, Slowest
 
 logger = logging.getLogger(__name__)
 
-# Where a client sends what nobody reads, so long is it still thrown away after the answer. A client that is reset in
+# Seconds after the answer in which what a client still sends is read and thrown away. A client that is reset in
 # mid-upload may never read the answer.
 LINGER_SECONDS = 30.0
 # A client that is too slow has little on its way.
 SLOW_LINGER_SECONDS = 1.0
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-# What may wait behind the request that is being answered. Whoever stops reading does not see the client leave.
+# What may wait behind the request that is being answered. A server that stops reading does not see the client leave.
 PIPELINED_BYTES = 2**16
 LENGTH_DIGITS = 18
-# After the signal to stop, a request gets so long to come whole; a body that is really on its way gets more.
+# Seconds that a request gets, after the signal to stop, to come whole; a body that is on its way gets more.
 GRACE_SECONDS = 10.0
 BODY_GRACE_SECONDS = 30.0
 BODY_BYTES_PER_SECOND = 1024

@@ -24,7 +24,7 @@ def raise_limit() -> int:
 
 
 def clients_for(limit: int) -> int:
-    """How many clients at a time have their share of so many descriptors; at least 1."""
+    """How many clients at a time have their share of the descriptors; at least 1."""
     return max(1, (limit - _open_now() - RESERVED) // PER_CLIENT)
 
 

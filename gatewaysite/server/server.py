@@ -46,11 +46,11 @@ reactor: Any = _reactor
 REQUEST_PIECE_BYTES = 2**16
 WATCH_SECONDS = 1.0
 REPORT_SECONDS = 5.0
-# After a signal an idle connection stays so long: a request may be on its way.
+# Seconds that an idle connection stays after a signal: a request may be on its way.
 IDLE_SECONDS = 0.25
-# While others wait to be let in, a connection without a request is closed after so long.
+# Seconds after which a connection without a request is closed while others wait to be let in.
 IDLE_SECONDS_WHEN_FULL = 5.0
-# What is told to end gets so long for it; then it is cut off.
+# Seconds that an answer gets to end itself; then it is cut off.
 ENDING_SECONDS = 5.0
 HURRIED_SECONDS = 1.0
 # A thread that hangs (in a database, say) keeps no process alive for longer.

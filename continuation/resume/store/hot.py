@@ -14,7 +14,7 @@ from continuation.resume.log import PIECE_BYTES, Cursor, Entry, Held, Limits, Lo
 WINDOW_BYTES = 2**18
 # Of the comments that a reader has not taken yet no more is kept.
 ASIDE_BYTES = 2**12
-# Entries that were trimmed are let go together: so many, or bytes of so large a part of the limit.
+# Entries that were trimmed are let go together: this many, or bytes of this part of the limit.
 COMPACTED = 256
 COMPACTED_PART = 16
 

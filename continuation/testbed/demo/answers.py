@@ -15,7 +15,7 @@ from continuation.shapes.sse import DONE, EventDecoder
 CHAT = "/v1/chat/completions"
 FAULT_HEADER = "X-Simulate-Fault"
 _EVENT_LIMIT = 2**20
-# No answer of the demo is silent for so long.
+# Seconds; no answer of the demo is silent for longer.
 _READ_SECONDS = 60.0
 
 

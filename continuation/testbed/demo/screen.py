@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 INDENT = 4
 NARROWEST, WIDEST = 30, 100
-# A line that has less than so many columns left is broken at the next space.
+# Columns: a line that has fewer left is broken at the next space.
 _SOFT_MARGIN = 12
 _TAB = "    "
 _PLAIN = "0"

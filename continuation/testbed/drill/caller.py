@@ -16,9 +16,9 @@ from continuation.testbed.drill.plans import Return
 from continuation.testbed.drill.questions import QUESTIONS, body_of
 from continuation.testbed.drill.wire import BROKEN, Address, Connection, Head, request_bytes, until
 
-# No answer of a drill takes so long, however busy the machine is.
+# Seconds; no answer of a drill takes longer, however busy the machine is.
 PATIENCE = 180.0
-# Within so long the gateway has to let go of the engine once its client has left.
+# Seconds within which the gateway has to let go of the engine once its client has left.
 RELEASE_SECONDS = 10.0
 SLOW_BUFFER_BYTES = 2**15
 _POLL_SECONDS = 0.01
@@ -149,7 +149,7 @@ class Caller:
     async def _read_events(
         self, flight: Flight, connection: Connection, head: Head, most: int | None = None
     ) -> bool:
-        """Whether the answer ended, rather than that so many of its events have come."""
+        """Whether the answer ended, rather than that enough of its events have come."""
         pending, count = b"", 0
         if most == 0:
             return False

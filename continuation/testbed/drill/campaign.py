@@ -1,4 +1,4 @@
-"""A whole drill: references first, then so many streams at a time, each judged as it ends."""
+"""A whole drill: references first, then many streams at a time, each judged as it ends."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 PING_SECONDS = 0.2
-# So long a fault waits for the gateway to leave, or for what was sent to reach the client.
+# Seconds that a fault waits for the gateway to leave, or for what was sent to reach the client.
 PATIENCE = 30.0
 FLOWING_SECONDS = 0.05
 _BEFORE_ANSWER = ("refused", "unreachable", "empty", "empty_stop")

@@ -40,7 +40,7 @@ _NOTES: Mapping[str, str] = {
 }
 _OPTED_OUT = "passthrough; reason=client_opt_out"
 LEAVING = ("client_leaves", "client_leaves_leg2")
-# A silence of so much of the limit may have been one of the whole limit, where the gateway saw it.
+# Part of the idle limit: a silence as long may have been one of the whole limit, where the gateway saw it.
 _STARVED = 0.9
 # Tokens that leg 1 had generated but not shown (halves of a character) are generated, and counted, twice.
 _COUNTED_TWICE = 4
@@ -406,7 +406,7 @@ def _usage(flight: Flight, reference: Reference, due: Due, told: Told) -> Iterat
 
 
 def _exact_usage(want: tuple[int, int, int], got: tuple[int, int, int], twice: int) -> str:
-    """Of an answer whose leg 1 had told its counts; so many tokens may have been counted twice."""
+    """For an answer whose leg 1 had reported its counts. twice: tokens that may have been counted twice."""
     right = got[0] == want[0] and want[1] <= got[1] <= want[1] + twice
     return "" if right else f"usage: wanted {want} (prompt, completion, total), got {got}"
 

@@ -16,7 +16,7 @@ COLUMNS = (
     *("request_id", "outcome", "failure", "decision", "reason"),
     *("reasoning_chars", "content_chars", "leg2_status", "leg2_message", "idle_seconds"),
 )
-# So long after its stream's end a row may still come: they are written in batches, behind the streams.
+# Seconds after its stream's end in which a row may still come: rows are written in batches, behind the streams.
 PATIENCE = 60.0
 _MOMENT = 3.0
 _BATCH = 5000
@@ -40,7 +40,7 @@ class Expected:
 class AuditLedger:
     """Rows and streams meet here in either order; troubles are (number of the stream, what is wrong).
 
-    of_wrong: rows of the streams that were wrong already, by number, for whoever looks for the cause.
+    of_wrong: rows of the streams that were wrong already, by number, to look for the cause.
     """
 
     database: Path

@@ -20,7 +20,7 @@ BREAKS = (
     *("error_event", "aborted", "malformed"),
 )
 STALLS = ("stall", "stall_with_pings")
-# A restarted answer is known for one after so many characters of the partial, or all of it.
+# Characters of the partial, or all of it, after which a restarted answer is known for one.
 TELLING_CHARS = 40
 PADDING_BYTES = 40_000
 # What the error events say that are put into an answer.
@@ -67,7 +67,7 @@ PLAIN = Framing()
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault of one leg, after so many of its events. how is one of the fault's ways.
+    """A fault of one leg. after: events of the leg before it. how: one of the fault's ways.
 
     share, from 0 to 1, is a place inside something: an event that is cut, an answer that departs.
     """
@@ -81,7 +81,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The client's connection breaks after so many events of its own, and `pause` seconds later it comes back.
+    """The client's connection breaks after some events of its own, and `pause` seconds later it comes back.
 
     parting: close or reset. way: get, post, or query (where a browser's EventSource has token and position).
     """
@@ -144,7 +144,7 @@ class Reference:
         return kinds.index("tool") if "tool" in kinds else self.finish_at
 
     def after_chars(self, least: int) -> range:
-        """Numbers of events after which the client has at least so much text, and no tool call."""
+        """Numbers of events after which the client has at least that much text, and no tool call."""
         found = [n for n in range(self.text_ends_at + 1) if self.chars[n] >= least]
         return range(found[0], found[-1] + 1) if found else range(0)
 

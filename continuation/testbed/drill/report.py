@@ -14,7 +14,7 @@ from continuation.testbed.drill.ledger import in_words
 from continuation.testbed.drill.sampling import TOLERANCE, Rates
 
 BAR = 24
-# Where the output is no terminal a line is written so often.
+# Seconds between two lines where the output is no terminal.
 PLAIN_SECONDS = 15.0
 _TROUBLES_SHOWN = 4
 

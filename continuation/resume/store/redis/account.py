@@ -151,7 +151,7 @@ class Label:
 
 @dataclass(slots=True)
 class RequestPieces:
-    """A request, of which Redis has so many pieces. sealed: the next one, encrypted; is_sealing: it is on the way."""
+    """A request, and how many of its pieces Redis has. sealed: the next one, encrypted; is_sealing: it is on the way."""
 
     data: bytes
     written: int = 0
@@ -261,7 +261,7 @@ class Account:
         return share
 
     def _label_at(self, until: Cursor) -> Label:
-        """The end is written with the last entries; until then the stream runs, for whoever reads it in Redis."""
+        """The end is written with the last entries; until then the stream runs, as its readers in Redis see it."""
         if until >= self.log.appended:
             return self._newest_label
         return Label(State.RUNNING, self.log.leg2_from, self.terms.owner)

@@ -25,16 +25,16 @@ from continuation.resume.store.redis.scripts import (
 )
 from continuation.resume.store.redis.sealing import Seal, Unreadable
 
-# A lease that is not there is looked for again after so long: Redis may have been away, and its owner back just now.
+# Seconds after which a missing lease is looked for again: Redis may have been away, and its owner back just now.
 SECOND_LOOK_SECONDS = 0.5
 MISSED_SECONDS = 2.0
-# A reader waits so long for Redis to come back, or for a log that Redis has lost to be written again.
+# Seconds that a reader waits for Redis to come back, or for a log that Redis has lost to be written again.
 AWAY_SECONDS = 2.0
 MISSING_SECONDS = 1.0
-# How often a reader shows itself to the process that runs the stream; the mark stays for a grace and so much longer.
+# Seconds between two signs of a reader to the process that runs the stream. The mark stays for a grace and this.
 MARKED_SECONDS = 3.0
 MARK_SECONDS = 10.0
-# While nothing comes, `meta` is looked at so often: the entry that marks the end may have got lost.
+# Seconds between two looks at `meta` while nothing comes: the entry that marks the end may have got lost.
 LOOK_SECONDS = 1.0
 FIRST_COUNT, MOST_COUNT = 8, 512
 
@@ -249,7 +249,7 @@ class RemoteReader:
         self._lost = time.monotonic() - self._missing_since >= MISSING_SECONDS
 
     async def _block(self, seconds: float) -> None:
-        """Until something comes. Whoever stops waiting leaves an answer behind: the connection goes with it."""
+        """Until something comes. A wait that is given up leaves an answer behind: its connection is closed."""
         if self._line is None:
             self._line = await self._following.lines.open()
         block = max(1, int(seconds * 1000))

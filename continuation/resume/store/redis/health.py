@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 # Seconds: a flush that takes longer than the first makes Redis late, and longer than the second makes it away.
 PATIENCE = 0.1
 LATE_SECONDS = 0.5
-# A lease may have run out only because Redis was away: it is looked at again after so many seconds.
+# Seconds after which a lease is looked at again: it may have run out only because Redis was away.
 STEADY_SECONDS = 2.0
 
 

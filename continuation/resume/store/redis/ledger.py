@@ -88,7 +88,7 @@ class Ledger:
         self.note_lease_due()
 
     def note_silent(self, seconds: float) -> None:
-        """Ask of each running stream that has written nothing for so long whether it is still ours and wanted."""
+        """Ask of each running stream that has written nothing for a while whether it is still ours and wanted."""
         silent_since = self.terms.now() - seconds
         for account in self.accounts.values():
             if account.runs and account.answered_at < silent_since:

@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 1.0
 ASK_SECONDS = 1.0
-# A question waits for its turn while Redis answers others, for so long.
+# Seconds that a question waits for its turn while Redis answers others.
 TURN_SECONDS = 10.0
-# Connections for questions: open at the same time, and kept open for good; others are closed when unused for so long.
+# Connections for questions: open at most, open always, and seconds after which others are closed when unused.
 ASKING_LINES = 16
 IDLE_LINES = 4
 IDLE_SECONDS = 10.0

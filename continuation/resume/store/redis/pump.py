@@ -191,7 +191,7 @@ class Pump:
             self._wake()
 
     async def settle(self, seconds: float) -> None:
-        """Wait until all is written, for so long at most, and not at all for a store that is away."""
+        """Wait until all is written, for `seconds` at most, and not at all for a store that is away."""
         if not self._ledger.health.is_away:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -2,7 +2,7 @@
 
 All keys of a stream share a hash tag. `meta` is a hash, `log` a Redis stream whose ids are `<number>-<part>`, `request`
 a list of pieces, `reader` is there while a reader in another process follows. One process owns a stream: `owner` and
-`epoch` of `meta` say which, and whoever writes with other ones is told that the stream is not his any more. `at` is
+`epoch` of `meta` say which, and a process that writes with others gets `lost`: the stream is another's. `at` is
 the id of the newest entry. Every script may be sent twice: the second time changes nothing.
 """
 

@@ -24,7 +24,7 @@ from continuation.resume.store.redis.writer import RedisWriter
 CLOSE_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 YOUNG_SECONDS = 5
-# A reader who has shown itself so lately is there; once Redis is back, all have shown themselves after so long.
+# Seconds after its last sign that a reader counts as there. When Redis is back, all have given one by then.
 SEEN_SECONDS = MARKED_SECONDS + 2 * HOUSEKEEPING_SECONDS
 MARKS_BACK_SECONDS = SEEN_SECONDS + 1.0
 
