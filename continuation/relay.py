@@ -73,7 +73,7 @@ class Relay:
         self._asked_at = 0.0  # for leg 2, until its first byte
         self._has_begun = False
         self._next_steps: deque[Step] = deque()
-        self.on_continuation: Callable[[], None] = _nothing  # is told when leg 2 is asked for
+        self.on_continuation: Callable[[], None] = _nothing  # called when leg 2 is asked for
         self.audit = audit
 
     def shut_down(self) -> None:
@@ -188,7 +188,7 @@ class Relay:
         if self._next_steps:
             return []  # these come next
         if self._opening is None and self._body is not None:
-            with suppress(httpx.HTTPError, ScaleOutMissing, Refused):  # the next read tells
+            with suppress(httpx.HTTPError, ScaleOutMissing, Refused):  # the next read shows
                 if read := self._body.read_nowait():
                     return self._heard(read)
         now = time.monotonic()

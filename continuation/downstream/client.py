@@ -78,7 +78,7 @@ class Downstream:
         return self._opened[1]
 
     async def open_early(self) -> None:
-        """Before the first request, where a server tells when it starts: certificates are read then."""
+        """Before the first request, where a server says when it starts: certificates are read then."""
         await self.client().__aenter__()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Twisted's reactor, where one runs the event loop. daphne has no lifespan events; its reactor tells when it stops."""
+"""Twisted's reactor, where one runs the event loop. daphne has no lifespan events; its reactor says when it stops."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _as_httpx_errors(request: httpx.Request) -> Iterator[None]:
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as trouble:
         raise httpx.UnsupportedProtocol(str(trouble), request=request) from trouble
     except (aiohttp.ClientError, OSError, RuntimeError, asyncio.IncompleteReadError) as trouble:
-        # RuntimeError: of a connection that was lost a moment ago, before anybody was told
+        # RuntimeError: of a connection that was lost a moment ago, before anybody knew
         raise httpx.ReadError(str(trouble), request=request) from trouble
     except ValueError as trouble:  # something of the request that cannot be written down
         raise httpx.LocalProtocolError(str(trouble), request=request) from trouble

@@ -19,7 +19,7 @@ OnShutdown = Callable[[Callable[[], None]], None]
 
 
 def ends_itself(scope: Mapping[str, Any], end: Callable[[], None]) -> None:
-    """The answer to the request of this scope can end well when the server stops: `end` tells it to. Other answers,
+    """The answer to the request of this scope can end well when the server stops, which calls `end`. Other answers,
     and all under servers that know nothing of this, are broken off."""
     tell: OnShutdown | None = (scope.get("extensions") or {}).get(ON_SHUTDOWN)
     if tell is not None:

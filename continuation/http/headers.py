@@ -23,7 +23,7 @@ HOP_BY_HOP = frozenset(
 )
 
 
-# What tells a recipient where a body ends. Each hop writes its own.
+# Headers that say where a body ends. Each hop writes its own.
 FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 

@@ -70,7 +70,7 @@ def _channel_of(send: object) -> Any:
 def json_error(
     status: int, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> HttpResponse:
-    """An error in the form that OpenAI's clients read; `more` is told beside its message."""
+    """An error in the form that OpenAI's clients read; `more` stands beside its message."""
     noting.refused(code)
     body = json.dumps({"error": {"message": message, "type": kind, "code": code, **more}})
     return HttpResponse(body, status=status, content_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""Every figure that `/metrics` tells, declared once; only this room imports prometheus_client.
+"""Every figure that `/metrics` shows, declared once; only this room imports prometheus_client.
 
 What stands in a label is a word of the gateway's own, never one of a client's or an engine's, so that there are only
 so many.
@@ -42,7 +42,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def _counter(name: str, about: str, label: str, words: Iterable[str] = ()) -> Callable[[str], Counter]:
-    """By its word, which is found without a search from the second time on; `words` are told before they occur."""
+    """By its word, which is found without a search from the second time on; `words` are shown before they occur."""
     family = Counter(f"continuation_{name}", about, [label])
     bound = functools.cache(family.labels)
     for word in words:

@@ -1,4 +1,4 @@
-"""The figures as `/metrics` tells them: of this process, or with PROMETHEUS_MULTIPROC_DIR the sums of all.
+"""The figures as `/metrics` shows them: of this process, or with PROMETHEUS_MULTIPROC_DIR the sums of all.
 
 Each process keeps its figures in files there, and any of them tells the sums. Files of processes that are gone stay,
 for sums must not fall; but what such a process had open is not counted.

@@ -268,7 +268,7 @@ class Generations:
         generation.relay.break_leg()
         return True
 
-    # -- what a generation tells ---------------------------------------------------------------------
+    # -- what a generation reports ---------------------------------------------------------------------
 
     def add(self, generation: Generation) -> None:
         self._running[generation.writer.stream_id] = generation

@@ -41,7 +41,7 @@ def names(request: HttpRequest, stream_id: str) -> dict[bytes, bytes]:
 
 
 def reading_for(request: HttpRequest, stream_id: str, log: Log, cursor: Cursor) -> Reading:
-    """A reader, who is told when the server waits no longer."""
+    """A reader, which is ended when the server waits no longer."""
     process = lifecycle.current()
     caller, headers, store = authorization(request), headers_of(request), process.store()
     asked = Asked(

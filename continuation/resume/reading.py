@@ -60,7 +60,7 @@ class Reading:
         self._log = log
         self._reader: Reader | None = None
         self._open = b""  # the newest byte, where more of its event is to come
-        # The last event has been told, and there is no block that a comment could belong to.
+        # The last event has been sent, and there is no block that a comment could belong to.
         self._is_over = False
         self._leaving = False
         self._is_lost = False
@@ -100,7 +100,7 @@ class Reading:
         await break_off(self._asked.scope)
 
     async def _tried(self, step: Callable[[], Awaitable[_Answer]]) -> _Answer | None:
-        """What it tells; None while the store is away. Raises StoreAway when it has been for too long."""
+        """What the step returns; None while the store is away. Raises StoreAway when it has been for too long."""
         try:
             answer = await step()
         except StoreAway:

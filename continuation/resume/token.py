@@ -53,7 +53,7 @@ def issue(stream_id: str, authorization: str, position: int | None = None) -> st
 
 
 def read(text: str, authorization: str) -> ResumeToken | None:
-    """None for a token that is not ours, or not this caller's: nobody is told which."""
+    """None for a token that is not ours, or not this caller's: nobody learns which."""
     if len(text) > MOST_CHARACTERS:
         return None
     try:

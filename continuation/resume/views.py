@@ -123,7 +123,7 @@ def _events(request: HttpRequest, found: Found, cursor: int, began: float) -> Ht
 
 
 def _is_event_source(request: HttpRequest) -> bool:
-    """It connects again when an answer ends, until it is told by status 204 that nothing is left."""
+    """It connects again when an answer ends, until status 204 says that nothing is left."""
     return request.method == "GET" and "text/event-stream" in request.headers.get("Accept", "")
 
 
@@ -140,7 +140,7 @@ async def _stopped(request: HttpRequest, stream_id: str) -> HttpResponse:
 
 
 async def _end_of(log: Log) -> None:
-    """Until a stream has ended that was told to, for a while."""
+    """Wait a while until a stream that was asked to end has ended."""
     until = time.monotonic() + STOPPING_SECONDS
     while time.monotonic() < until:
         standing = await log.standing()

@@ -14,7 +14,7 @@ from continuation.splice.reports import LegFault
 from continuation.splice.rewrite import chunk_like, finish_choice
 from continuation.vocabulary import Decision, Failure, Outcome, Reason, failed_message
 
-# What a client is told by the reason itself, for its failure alone would not explain it.
+# Reasons whose own word is the error's code: the failure alone would not explain what happened.
 OWN_CODES = (Reason.INTERNAL_ERROR, Reason.SCALE_OUT_MISSING, Reason.EVENT_TOO_LARGE)
 
 

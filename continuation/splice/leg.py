@@ -28,7 +28,7 @@ from strategies.types import Partial
 PIECES_JOINED = 1024
 # An id takes several bytes in the request that carries it.
 ID_BYTES = 4
-# More choices than any engine gives are not told apart.
+# More choices than any engine gives are not distinguished.
 MOST_CHOICES = 128
 
 

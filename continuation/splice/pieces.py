@@ -22,7 +22,7 @@ class Field(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """A token, or several that cannot be told apart, at the characters from `start` to `end` of its chunk's text.
+    """A token, or several that cannot be distinguished, at the characters from `start` to `end` of its chunk's text.
 
     logprobs is as in a choice, None where the engine told none.
     """
@@ -154,7 +154,7 @@ def _tokens_of(choice: JSON, text: str) -> list[Token]:
 
 
 def _entries(logprobs: Any) -> list[Any]:
-    """One for each token; none where they are told in a form that is not known."""
+    """One for each token; none where they come in a form that is not known."""
     found = logprobs.get("content") if isinstance(logprobs, dict) else None
     return found if isinstance(found, list) else []
 

@@ -84,7 +84,7 @@ class Rewriter:
         return events
 
     def _whole(self, shell: JSON, choice: JSON, rest: JSON, shown: Pieces) -> list[bytes]:
-        """The usual case: the chunk as it came, under leg 1's names; none if it tells nothing."""
+        """The usual case: the chunk as it came, under leg 1's names; none if it holds nothing."""
         delta = self._delta(shown) | rest
         if not (
             any(delta.values()) or finish_of(choice) or choice.get("token_ids") or choice.get("logprobs")

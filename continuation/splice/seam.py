@@ -44,7 +44,7 @@ class Stage(Protocol):
 
 
 class RestartDeparted(Exception):
-    """Leg 2 told the answer again, and differently."""
+    """Leg 2 wrote the answer again from its start, and differently."""
 
 
 class OpeningTag:

@@ -47,7 +47,7 @@ HTTPChannel: Any = http.HTTPChannel  # Twisted types few of its signatures
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """`server` is told when it opens and closes. Times are `time.monotonic()`, in seconds."""
+    """`server` is called when it opens and closes. Times are `time.monotonic()`, in seconds."""
 
     abortTimeout = None  # `watch` decides when a client is given up
 

@@ -63,7 +63,7 @@ class Exchange(WebRequest):  # type: ignore[misc]
         return done
 
     def complete(self, scope: dict[str, Any]) -> None:
-        """Add to what the application is told."""
+        """Add to what the application gets."""
         scope["headers"] += self._set_aside
         scope["extensions"] = {
             CLOSE_CONNECTION: self.break_off,
@@ -131,7 +131,7 @@ class Exchange(WebRequest):  # type: ignore[misc]
         return (quoted_id(given[0].decode("latin-1")) or uuid.uuid4().hex).encode()
 
     def handleContentChunk(self, data: bytes) -> None:
-        """A chunked body tells its size only as it comes."""
+        """The size of a chunked body is known only as it comes."""
         if self.is_over:
             return
         if self.content.tell() + len(data) > self.server.limits.body:

@@ -37,7 +37,7 @@ _LATER = {408, 425, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send this request; `answered` takes what comes. A broken connection is told to `broke`."""
+    """Send this request; `answered` takes what comes. A broken connection is passed to `broke`."""
 
     method: str
     url: str
@@ -61,7 +61,7 @@ class Ended:
 
 
 class Core:
-    """What the two clients share: `todo` says what is next, and the client tells what came of it. Raises
+    """What the two clients share: `todo` says what is next, and the client reports what came of it. Raises
     StreamErrors."""
 
     def __init__(
@@ -245,7 +245,7 @@ class Core:
             self._finish()
             return None
         if tells_error and number is None and self.position and _code(data) == "resume_gap":
-            # This reader cannot have what comes next: who asks again is told what there is, or has it elsewhere.
+            # This reader cannot have what comes next: who asks again learns what there is, or gets it elsewhere.
             self._reading = False
             self._blocks.clear()
             self._later(f"resume_gap: {_error_in(data).get('message')}", None, 0.0)

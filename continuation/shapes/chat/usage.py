@@ -209,7 +209,7 @@ def _put_reasoning(usage: JSON, tokens: int) -> None:
 
 
 def _clamp_cached(usage: JSON) -> None:
-    """The continuation's cached prefix must not exceed the prompt that the client is told."""
+    """The continuation's cached prefix must not exceed the prompt count that the client gets."""
     details = usage.get("prompt_tokens_details")
     cached = count(details, "cached_tokens") if isinstance(details, dict) else None
     if isinstance(details, dict) and cached is not None:

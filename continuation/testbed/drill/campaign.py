@@ -146,7 +146,7 @@ Progress = Callable[[Result, str, int], None]
 
 
 async def drill(choices: Choices, progress: Progress) -> Result:
-    """progress is told the result so far, what is being done, and how many streams are open. Raises CannotGoOn."""
+    """progress gets the result so far, what is being done, and how many streams are open. Raises CannotGoOn."""
     result = Result(choices)
     async with _stage(choices, result, progress) as on:
         campaign = Campaign(on, choices, result, progress)
@@ -441,7 +441,7 @@ class Campaign:
             self._progress(result, "", self._open)
 
     async def _health(self) -> Mapping[str, Any]:
-        """What the gateway tells about itself; {} where it tells nothing, or is too busy."""
+        """What the gateway shows of itself; {} where it shows nothing, or is too busy."""
         address = Address.of(self._on.gateway.url)
         with contextlib.suppress(*BROKEN, TimeoutError):
             async with asyncio.timeout(_HEALTH_SECONDS):

@@ -20,7 +20,7 @@ _NAMES = ("reasoning", "reasoning_content")
 
 @dataclass(slots=True)
 class Call:
-    """One tool call; ids are all that were told for it."""
+    """One tool call; ids: all that came for it."""
 
     ids: list[str] = field(default_factory=list)
     name: str = ""

@@ -21,7 +21,7 @@ _LATENCIES = 20_000  # kept between two samples, of each kind
 
 @dataclass(frozen=True, slots=True)
 class SampledProcess:
-    """What Linux tells about a process; None where there is no /proc, or the process is another one's."""
+    """What Linux shows of a process; None where there is no /proc, or the process is another one's."""
 
     memory_mb: float | None = None
     descriptors: int | None = None

@@ -34,7 +34,7 @@ _TROUBLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class DrilledEngine:
-    """Where it is, the name under which requests ask for its model, and what the gateway is told about it."""
+    """Where it is, the name under which requests ask for its model, and what the gateway's settings say about it."""
 
     url: str
     name: str

@@ -71,12 +71,12 @@ class Changes:
 
     without_usage: bool = False
     start_over: bool = False
-    depart_after: int | None = None  # with start_over: characters after which another answer is told
+    depart_after: int | None = None  # with start_over: characters after which another answer follows
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer to be streamed (or told at once). Counts grow while the events are taken."""
+    """An answer to be streamed (or sent at once). Counts grow while the events are taken."""
 
     shapes: Shapes
     request: ChatRequest
@@ -100,7 +100,7 @@ class Answer:
         if self.prompt.content_missing:
             yield SimulatedEvent("cut")
             return
-        # All choices are greedy, hence equal: told in turns, as concurrent sequences would be.
+        # All choices are greedy, hence equal: sent in turns, as concurrent sequences would be.
         for step, tokens in self._grouped():
             for index in choices:
                 self.completion += len(tokens)

@@ -79,7 +79,7 @@ def answer(base: str, thinking: bool, dialect: Dialect, scale: float = 1.0) -> s
 
 
 def settled(text: str, dialect: Dialect) -> str:
-    """A turn's text as the model takes it (the liberty told above)."""
+    """A turn's text as the model takes it (the liberty named above)."""
     rest = text.removeprefix(dialect.off)
     if text.startswith(dialect.off) and rest.startswith(dialect.think):
         return dialect.opening + rest.removeprefix(dialect.think).removeprefix(

@@ -99,7 +99,7 @@ def render_vllm(request: ChatRequest, dialect: Dialect) -> Prompt:
 
 
 def _continued(request: ChatRequest, dialect: Dialect) -> str:
-    """The prompt up to the end of the final message, or the refusal that tells everything it knows."""
+    """The prompt up to the end of the final message, or the refusal that says all it knows."""
     *history, last = request.messages
     if last.content is None:
         raise ConversationRefused(

@@ -69,7 +69,7 @@ _PACED = ("reasoning", "content", "tool", "idle", "finish")
 
 
 def changes_for(fault: Fault | None) -> Changes:
-    """What a fault changes about the answer itself, before it is told."""
+    """What a fault changes about the answer itself, before it is sent."""
     match fault:
         case Fault(name="no_usage"):
             return Changes(without_usage=True)
@@ -174,7 +174,7 @@ def _strike(answer: Answer, fault: Fault, coming: SimulatedEvent) -> Iterator[Ac
 
 
 def _in_band(answer: Answer, fault: Fault) -> Iterator[Action]:
-    """Failures that the engine tells in the stream, which then ends cleanly."""
+    """Failures that the engine reports in the stream, which then ends cleanly."""
     usage = answer.request.include_usage
     match fault.name:
         case "error_event" | "client_error_event":

@@ -227,7 +227,7 @@ class Simulator:
     async def _whole(
         self, connection: ServedConnection, request: Request, answer: Answer, fault: Fault | None
     ) -> None:
-        """An answer told at once. Of the faults only those make sense that need no events."""
+        """An answer sent at once. Of the faults only those make sense that need no events."""
         body = answer.whole()
         await connection.pause(self.config.token_delay_ms / 1000 * answer.completion)
         match fault and fault.name:

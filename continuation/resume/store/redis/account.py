@@ -151,7 +151,7 @@ class Label:
 
 @dataclass(slots=True)
 class RequestPieces:
-    """A request, and how many of its pieces Redis has. sealed: the next one, encrypted; is_sealing: it is on the way."""
+    """A request, and how many of its pieces Redis has. sealed: the next one, encrypted; is_sealing: not there yet."""
 
     data: bytes
     written: int = 0

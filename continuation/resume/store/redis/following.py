@@ -205,7 +205,7 @@ class RemoteReader:
         await self._hang_up()
 
     def mark(self) -> Command:
-        """Says how long it lasts, so that its age can be told."""
+        """Its name says how long it lasts, so that its age is known."""
         lasts = self._following.mark_ms
         return ("SET", self._keys.reader, lasts, "PX", lasts)
 

@@ -140,7 +140,7 @@ class Ledger:
     # -- what is new -> commands -------------------------------------------------------------------
 
     def next_flush(self) -> Flush | None:
-        """None if nothing is new. Its answers, or that they do not come, are to be told before the next one."""
+        """None if nothing is new. Its answers, or that they do not come, are to be reported before the next one."""
         flush, room = Flush(), FLUSH_BYTES
         if self._is_lease_due:
             self._is_lease_due, flush.has_lease = False, True

@@ -102,7 +102,7 @@ class RedisStore:
         return RemoteLog(stream_id, self._following, self._claims.is_orphaned)
 
     async def may_have_forgotten(self) -> bool:
-        """A Redis that has just been started is told again what it has lost, by the processes that run the streams."""
+        """What a Redis has lost when it was started anew is written again by the processes that run the streams."""
         with suppress(StoreAway, ValueError, IndexError):
             (info,) = await self._lines.ask(("INFO", "server"))
             _, _, up = info.partition(b"uptime_in_seconds:")
