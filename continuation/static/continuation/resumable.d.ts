@@ -115,3 +115,4 @@ export class EventParser {
 
 export function backoff(attempt: number, retry: Pick<Retry, "base" | "cap">, random?: () => number): number;
 export function retryAfter(value: string | null, now?: number): number;
+export function inStorage<T>(storage: Place | undefined, use: (place: Place) => T): T | undefined;
