@@ -12,13 +12,15 @@ import pytest
 
 from tests.harness.client import call
 from tests.harness.gateway import ROOT, environment, free_port
+from tests.harness.nursery import Started as Process
+from tests.harness.nursery import run_python, start_python
 
 PATIENCE = 60.0
 SETTINGS = {"DOWNSTREAM_URL": "http://127.0.0.1:9", "GATEWAY_ROLE": "proxy"}
 
 
 class Started:
-    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+    def __init__(self, process: "Process", log: Path) -> None:
         self.process, self._log = process, log
 
     @property
@@ -39,15 +41,14 @@ class Started:
 def serve(
     directory: Path, *options: str, descriptors: Sequence[int] = (), name: str = "log"
 ) -> Iterator[Started]:
-    with (directory / name).open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", "serve", *options],
-            cwd=ROOT,
-            env=environment(SETTINGS, directory / "none.sqlite3"),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            pass_fds=descriptors,
+    command, env = ["manage.py", "serve", *options], environment(SETTINGS, directory / "none.sqlite3")
+    with (directory / name).open("wb") as log:
+        process = (
+            subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=env, stdout=log, stderr=log, pass_fds=descriptors
+            )
+            if descriptors
+            else start_python(command, cwd=ROOT, env=env, output=log)
         )
     started = Started(process, directory / name)
     try:
@@ -63,14 +64,8 @@ def serve(
 
 def refused(directory: Path, *options: str, **settings: str) -> tuple[int, str]:
     """Status and output of a start that does not succeed."""
-    done = subprocess.run(
-        [sys.executable, "manage.py", "serve", *options],
-        cwd=ROOT,
-        env=environment({**SETTINGS, **settings}, directory / "none.sqlite3"),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = environment({**SETTINGS, **settings}, directory / "none.sqlite3")
+    done = run_python(["manage.py", "serve", *options], cwd=ROOT, env=env, timeout=PATIENCE)
     return done.returncode, done.stdout + done.stderr
 
 
