@@ -129,3 +129,9 @@ def chat(open_stream: Callable[..., Stream]) -> Chat:
         return open_stream(to, "POST", "/v1/chat/completions", own, sent)
 
     return ask
+
+
+@pytest.fixture
+def plain(gateway: GatewayFor) -> Gateway:
+    """A gateway with the settings of these tests and no other."""
+    return gateway()
