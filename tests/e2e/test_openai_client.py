@@ -18,11 +18,6 @@ WITH_USAGE: dict[str, Any] = ASKED | {"stream_options": {"include_usage": True}}
 
 
 @pytest.fixture
-def plain(gateway: GatewayFor) -> Gateway:
-    return gateway()
-
-
-@pytest.fixture
 def client(plain: Gateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{plain.url}/v1", api_key="k", max_retries=0) as client:
         yield client

@@ -58,11 +58,6 @@ TARGETS = [
 ]
 
 
-@pytest.fixture
-def plain(gateway: GatewayFor) -> Gateway:
-    return gateway()
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_target_arrives_as_it_was_sent(plain: Gateway, upstream: Upstream, target: str) -> None:
     upstream.script(OK)

@@ -73,11 +73,6 @@ GUARDED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def plain(gateway: GatewayFor) -> Gateway:
-    return gateway()
-
-
 def _odd(upstream: Upstream, *steps: Any) -> None:
     upstream.script(Reply(steps or [Send(ODD_STREAM)]))
 
