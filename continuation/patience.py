@@ -82,8 +82,8 @@ class Alarm:
 
 
 class Patience:
-    """A block that must end within so many seconds of the last sign of life, which is the block's beginning unless
-    `heard` tells a later time, and within `most` seconds in all. Else TimeoutError.
+    """A block that must end within `seconds` of the last sign of life, which is the block's beginning unless `heard`
+    gives a later time, and within `most` seconds in all. Else TimeoutError.
 
     Time for which the event loop was held up does not count."""
 

@@ -106,6 +106,7 @@ def _carry_out(course: Course, now: float) -> list[Action]:
 
 def _continue(course: Course, now: float) -> list[Action]:
     course.enter(Phase.LEG2)
+    course.first.drop_rest()
     by_tokens = course.plan.strategy.takes_tokens
     opening = _continue_by_tokens(course, now) if by_tokens else continue_by_chat(course, now)
     return [CloseLeg(), *opening]

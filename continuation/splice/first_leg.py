@@ -165,6 +165,10 @@ class FirstLeg:
                 return FirstRead([], LegFault(failure))
         return FirstRead([])
 
+    def drop_rest(self) -> None:
+        """Let go of bytes behind the failure: up to a whole event, which leg 2 would hold for as long as it runs."""
+        self._decoder = EventDecoder(self._decoder.limit)
+
     # -- events ------------------------------------------------------------------------------------
 
     def _events(self, read: bytes) -> Iterable[Event]:

@@ -335,8 +335,13 @@ def _break_off(course: Course, now: float, reason: Reason, detail: str) -> list[
     is_broken = reason is Reason.INTERNAL_ERROR
     add_ending = TABLE[Happening.LEG_ENDED].get(course.phase)
     if course.is_finished and add_ending is not None:
-        with suppress(*([Exception] if is_broken else [])):  # whatever is broken: the answer is whole
+        try:
             return add_ending(course, now, Failure.DISCONNECT, detail)
+        except (
+            Exception
+        ):  # of code that is broken already, and was logged: then the failed ending is all there is
+            if not is_broken:
+                raise
     if is_broken and course.fault is None:
         course.fault = LegFault(Failure.DISCONNECT)
         with suppress(Exception):  # the row says less then

@@ -827,3 +827,10 @@ def test_the_row_of_a_stream_that_no_decision_was_made_for_says_what_was_deliver
         16,
         4,
     )
+
+
+def test_what_leg_1_sends_behind_its_failure_is_not_held_while_leg_2_runs() -> None:
+    trouble = event({"error": {"message": "m", "code": 500}})
+    play = Play().reads(content("a"), trouble + b"data: " + b"x" * 100_000)
+    assert play.splice.phase is Phase.LEG2
+    assert play.splice.course.first._decoder.pending == b""

@@ -45,7 +45,7 @@ class Health:
         return self.condition is Condition.AWAY
 
     def has_been_well(self, now: float, seconds: float = STEADY_SECONDS) -> bool:
-        """Whether it has been well for so long, or ever since this process began. In STEADY_SECONDS each process has
+        """Whether it has been well for `seconds`, or ever since this process began. In STEADY_SECONDS each process has
         renewed its lease."""
         if self.is_late:
             return False
